@@ -184,8 +184,8 @@ class LendingDocument(Document):
     )
     standby: StandbyDocument | None = Field(
         default=None,
-        description="Replicas that sleep on a node while it is lent, on Kubernetes only. A node whose replicas do not "
-        "fall asleep is not lent. Null: pods leave a node before it is lent.",
+        description="Replicas that sleep on a node while it is lent. A node whose replicas do not fall asleep is not "
+        "lent, and outside Kubernetes none is. Null: pods leave a node before it is lent.",
     )
 
     @model_validator(mode="after")

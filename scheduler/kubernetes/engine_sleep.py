@@ -65,17 +65,19 @@ class EngineClient:
     def close(self) -> None:
         self._http.close()
 
-    def bring(self, engine: Engine, *, asleep: bool) -> None:
+    def bring(self, engine: Engine, *, asleep: bool, is_wanted: Callable[[], bool] = lambda: True) -> bool:
         """Put the engine to sleep, or wake it, and confirm by its own statement. Does nothing if it is so already.
+
+        Return False if `is_wanted` said meanwhile that the order does not count any more.
 
         Raises:
             EngineError: it did not get there within the engine's timeout, or cannot.
         """
         until_s, pause_s, is_ordered = self._monotonic_s() + engine.timeout_s, _PAUSE_S, False
-        while True:
+        while is_wanted():
             try:
                 if self._is_sleeping(engine, until_s) is asleep:
-                    return
+                    return True
                 if not is_ordered:
                     self._order(engine, until_s, asleep=asleep)
                     is_ordered = True
@@ -88,6 +90,7 @@ class EngineClient:
             if self._monotonic_s() + pause_s >= until_s or self._stop.wait(pause_s):
                 raise EngineError(f"{problem} after {engine.timeout_s:g} s")
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        return False
 
     def _is_sleeping(self, engine: Engine, until_s: float) -> bool:
         """Return what the engine states."""

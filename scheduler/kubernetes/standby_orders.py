@@ -34,7 +34,7 @@ class StandbyOrder:
 
 
 def plan_standby_orders(desired: Snapshot, view: ClusterView) -> dict[str, StandbyOrder]:
-    """Return the order for each node of pools with a standby.
+    """Return the order for each node that is up, of pools with a standby.
 
     Replicas sleep once a lent node is closed to inference, until no pod of a job holds GPUs of it any more.
     """
@@ -46,7 +46,7 @@ def plan_standby_orders(desired: Snapshot, view: ClusterView) -> dict[str, Stand
     orders = {}
     for name, node in desired.nodes.items():
         rules, seen = standbys.get(node.pool), view.nodes.get(name)
-        if rules is None or rules.standby is None or seen is None:
+        if rules is None or rules.standby is None or seen is None or not seen.is_ready:
             continue
         loan, standby = desired.loans.get(name), rules.standby
         matching = [pod for pod in candidates.get(name, ()) if standby.matches(pod.namespace, pod.labels)]

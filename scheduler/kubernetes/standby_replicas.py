@@ -166,29 +166,40 @@ class StandbyReplicas:
             self._carry_out(uid)
 
     def _carry_out(self, uid: str) -> None:
+        """Bring a replica to what is ordered of it now, and record the outcome."""
         with self._lock:
             found = self._order_by_uid.get(uid)
-        if found is None or not self._may_act():
+        outcome = None
+        try:
+            if found is not None:
+                outcome = self._bring(uid, *found)
+        finally:
             with self._lock:
                 self._in_flight.discard(uid)
-            return
-        order, pod = found
+                known = self._outcomes.get(uid)
+                if outcome is not None and uid in self._order_by_uid:
+                    self._outcomes[uid] = outcome
+                    is_new = known is None or (known.asleep, known.problem) != (outcome.asleep, outcome.problem)
+                    self._has_news = self._has_news or is_new
+
+    def _bring(self, uid: str, order: StandbyOrder, pod: PodView) -> _Outcome | None:
+        """Return the outcome, or None if the order was withdrawn meanwhile, or this process no longer leads."""
+
+        def is_wanted() -> bool:
+            with self._lock:
+                current = self._order_by_uid.get(uid)
+            return current is not None and current[0].asleep is order.asleep and self._may_act()
+
         standby = order.standby
         engine = Engine(pod.address, standby.port, standby.level, standby.timeout_s)
-        problem = ""
+        wish, problem = "sleep" if order.asleep else "wake", ""
         try:
-            self._client.bring(engine, asleep=order.asleep)
+            if not self._client.bring(engine, asleep=order.asleep, is_wanted=is_wanted):
+                return None
         except EngineError as error:
             problem = str(error)
-        outcome = _Outcome(order.asleep, self._monotonic_s(), problem)
-        with self._lock:
-            self._in_flight.discard(uid)
-            known = self._outcomes.get(uid)
-            if uid in self._order_by_uid:
-                self._outcomes[uid] = outcome
-            is_new = known is None or (known.asleep, known.problem) != (outcome.asleep, outcome.problem)
-            self._has_news = self._has_news or is_new
-        if is_new:
-            wish = "sleep" if order.asleep else "wake"
-            level = logging.WARNING if problem else logging.INFO
-            log.log(level, "pod %s/%s on node %s: %s: %s", pod.namespace, pod.name, pod.node, wish, problem or "done")
+            log.warning("pod %s/%s on node %s did not %s: %s", pod.namespace, pod.name, pod.node, wish, problem)
+        except Exception:  # a thread that ends would leave its replica without orders
+            problem = "an unexpected error, which the log of the operator shows"
+            log.exception("pod %s/%s on node %s: %s", pod.namespace, pod.name, pod.node, wish)
+        return _Outcome(order.asleep, self._monotonic_s(), problem)

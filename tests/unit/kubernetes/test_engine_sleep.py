@@ -111,6 +111,14 @@ def test_closed_port_and_host_names_are_errors(client: EngineClient) -> None:
     assert Engine("fd00::1", 8000, 1, 1.0).url == "http://[fd00::1]:8000"
 
 
+def test_order_that_no_longer_counts_is_given_up(client: EngineClient, engine: SleepingEngine) -> None:
+    engine.lies = True
+    answers = iter([True, True, False])
+    assert client.bring(at(engine, timeout_s=60.0), asleep=True, is_wanted=lambda: next(answers)) is False
+    assert client.bring(at(engine), asleep=True, is_wanted=lambda: False) is False
+    assert len(engine.orders) == 1
+
+
 def test_stop_ends_the_wait(engine: SleepingEngine) -> None:
     stop = threading.Event()
     stop.set()

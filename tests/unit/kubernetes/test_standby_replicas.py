@@ -207,6 +207,27 @@ def test_process_that_does_not_lead_calls_no_replica(world: World) -> None:
     assert world.engine.requests == []
 
 
+def test_withdrawn_offer_ends_the_attempt_and_the_replica_is_awake_again(world: World) -> None:
+    world.standby = replace(world.standby, timeout_s=60.0)
+    world.engine.lies = True
+    world.observe(LoanState.OFFERED)
+    eventually(lambda: world.engine.orders, what="the order was sent")
+    assert world.until(StandbyPhase.AWAKE, LoanState.RETURNED).inference_gpus == 8
+
+
+def test_replica_with_a_bad_address_fails_and_is_tried_again(world: World) -> None:
+    world.replica = replace(world.replica, address="127.0.0.1\n")
+    assert world.until(StandbyPhase.SLEEP_FAILED, LoanState.OFFERED).inference_gpus == 1
+    world.replica = replace(world.replica, address="127.0.0.1")
+    assert world.until(StandbyPhase.ASLEEP, LoanState.OFFERED).inference_gpus == 0
+
+
+def test_nodes_that_are_down_have_no_orders() -> None:
+    view = a_view(a_replica())
+    nodes = {**view.nodes, "i0": replace(view.nodes["i0"], is_ready=False)}
+    assert plan_standby_orders(a_site(a_standby()), replace(view, nodes=nodes)).keys() == {"i1"}
+
+
 def test_orders_return_at_once_while_an_engine_hangs(world: World) -> None:
     world.engine.order_s = 30.0
     assert world.observe(LoanState.OFFERED).inference_gpus == 1
