@@ -209,6 +209,7 @@ def get_past_fleet(
             {
                 "name": node.name,
                 "pool": node.pool,
+                "gpu": node.gpu,
                 "state": node.use,
                 "gpus": node.gpus,
                 "held": node.held,

@@ -74,6 +74,9 @@ class PoolExplanationView(TypedDict):
     cordoned_nodes: Annotated[int, Field(description="Number of cordoned nodes that are up and not on loan.")]
     cordoned_gpus: Annotated[int, Field(description="Number of GPUs on cordoned nodes that inference cannot use.")]
     vetoed_nodes: Annotated[int, Field(description="Number of nodes that a veto protects now.")]
+    standby_blocked_nodes: Annotated[
+        int, Field(description="Number of nodes that are up, not on loan, and without a replica that can sleep.")
+    ]
     lent_nodes: Annotated[int, Field(description="Number of nodes that are offered, lent or being returned.")]
     proposed_nodes: Annotated[int, Field(description="Number of proposed loans, whose notice has not ended.")]
     lendable_nodes: Annotated[int, Field(description="Number of loans that the pool can bear now.")]
@@ -133,6 +136,7 @@ def pool_explanation_view(found: PoolExplanation, snapshot: Snapshot) -> PoolExp
         "cordoned_nodes": found.cordoned_nodes,
         "cordoned_gpus": numbers.cordoned_gpus,
         "vetoed_nodes": found.vetoed_nodes,
+        "standby_blocked_nodes": found.standby_blocked_nodes,
         "lent_nodes": found.lent_nodes,
         "proposed_nodes": found.proposed_nodes,
         "lendable_nodes": numbers.nodes,

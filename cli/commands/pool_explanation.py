@@ -66,10 +66,12 @@ def _describe_forecast(found: Mapping[str, Any]) -> str:
 
 def _describe_nodes(found: Mapping[str, Any]) -> str:
     limit = "" if found["lent_nodes_max"] is None else f", at most {found['lent_nodes_max']}"
+    blocked = found["standby_blocked_nodes"]
+    sleep = f", {blocked} without a replica that can sleep" if blocked else ""
     return (
         f"{found['lent_nodes']} lent of {found['lasting_nodes']} that it can lend{limit}; {found['proposed_nodes']} "
         f"proposed, {found['kept_nodes_min']} always kept, {found['cordoned_nodes']} cordoned, "
-        f"{found['vetoed_nodes']} vetoed"
+        f"{found['vetoed_nodes']} vetoed{sleep}"
     )
 
 

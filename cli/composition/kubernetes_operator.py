@@ -23,6 +23,7 @@ from scheduler.kubernetes.operator_loop import LoopIteration, Operator, Operator
 from scheduler.kubernetes.replica_scaling import ReplicaScaler
 from scheduler.kubernetes.resource_publisher import ResourcePublisher
 from scheduler.kubernetes.resource_writer import ResourceWriter
+from scheduler.kubernetes.standby_replicas import StandbyReplicas
 from scheduler.kubernetes.uninstallation import Uninstallation
 from scheduler.runtime.background import run_in_background
 from scheduler.runtime.clock import RealClock
@@ -55,7 +56,6 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
     election = LeaderElector(votes, name=OPERATOR_LEASE, namespace=settings.lease_namespace, identity=identity)
     limits = ClientLimits(qps=settings.kubernetes_qps, burst=settings.kubernetes_burst)
     cluster = connect(kubeconfig, limits=limits, on_request=_record_request, may_write=lambda: election.is_leading)
-    effects = ActionPool(available_requests=cluster.count_available_requests)
     mirrors = ClusterCache(cluster)
     executor = KubernetesExecutor(
         JobObjectActions(
@@ -70,7 +70,8 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         run_log=store.run_log,
         now=clock.now_s,
         epoch=lambda: controller.epoch,
-        actions=effects,
+        actions=ActionPool(available_requests=cluster.count_available_requests),
+        standby=StandbyReplicas(may_act=lambda: election.is_leading),
         start_timeout_s=settings.pod_start_timeout_s,
     )
     controller = assemble_controller(
@@ -79,7 +80,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         executor,
         clock,
         holder=identity,
-        has_news=lambda: mirrors.has_pending_changes() or executor.has_deferred_starts,
+        has_news=lambda: mirrors.has_pending_changes() or executor.has_news(),
         may_lead=lambda: operator.may_lead,
         load_hardware=load_hardware,
     )

@@ -29,6 +29,7 @@ from scheduler.documents.fleet import (
 )
 from scheduler.documents.pool_calendar import CronText, DemandProfile, OptionalZoneName, ZoneName
 from scheduler.documents.serving import PoolModels, check_served_names, to_served_model
+from scheduler.documents.standby import StandbySpec
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.demand_source import (
     DEMAND_STALE_S,
@@ -102,6 +103,7 @@ class LendingSpec(Document):
     mode: LendingMode = _DEFAULT_LENDING.mode
     notice: Duration = _DEFAULT_LENDING.notice_s
     veto_period: Duration = _DEFAULT_LENDING.veto_s
+    standby: StandbySpec | None = None
 
     @model_validator(mode="after")
     def _check_risk(self) -> Self:
@@ -261,6 +263,7 @@ def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> Lend
         "mode": spec.mode,
         "notice_s": spec.notice,
         "veto_s": spec.veto_period,
+        "standby": None if spec.standby is None else spec.standby.to_document(),
     }
     return to_lending_policy(parse_document(LendingDocument, document))
 

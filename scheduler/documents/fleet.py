@@ -30,6 +30,7 @@ from scheduler.documents.pool_calendar import (
     to_known_events,
 )
 from scheduler.documents.serving import PoolModels, check_served_names, to_served_model
+from scheduler.documents.standby import StandbyDocument, to_standby
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.fleet import (
     NETWORK_BYTES_PER_S_MAX,
@@ -181,6 +182,11 @@ class LendingDocument(Document):
         default=_DEFAULT_LENDING.veto_s,
         description="Seconds for which a node is not proposed again after a veto.",
     )
+    standby: StandbyDocument | None = Field(
+        default=None,
+        description="Replicas that sleep on a node while it is lent. A node whose replicas do not fall asleep is not "
+        "lent, and outside Kubernetes none is. Null: pods leave a node before it is lent.",
+    )
 
     @model_validator(mode="after")
     def _check_demand_age(self) -> Self:
@@ -294,13 +300,14 @@ def to_lending_policy(document: LendingDocument | None, *, zone: str = "") -> Le
     """
     if document is None:
         return LendingPolicy()
-    values = document.model_dump(exclude={"blackouts", "known_events", "demand_profile"})
+    values = document.model_dump(exclude={"blackouts", "known_events", "demand_profile", "standby"})
     try:
         return LendingPolicy(
             **values,
             blackouts=to_blackouts(document.blackouts),
             known_events=to_known_events(document.known_events, zone or document.time_zone),
             demand_profile=tuple(document.demand_profile),
+            standby=to_standby(document.standby),
         )
     except ValueError as error:
         raise InvalidDocumentError(InvalidField("lending", None, str(error))) from None

@@ -100,6 +100,11 @@ def _validate_size(value: Any) -> int:
         raise PydanticCustomError("size", "Input should be {form}", {"form": SIZE_FORM}) from None
 
 
+def _validate_size_or_zero(value: Any) -> int:
+    is_zero = not isinstance(value, bool) and value in (0, "0")
+    return 0 if is_zero else _validate_size(value)
+
+
 def _json_schema(number: str, example: str) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [{"type": number, "minimum": 0}, {"type": "string"}], "examples": [example]})
 
@@ -109,3 +114,4 @@ PositiveDuration = Annotated[float, BeforeValidator(_validate_positive_duration)
 HangTimeout = Annotated[float | None, BeforeValidator(_validate_hang_timeout), _json_schema("number", "30s")]
 """A duration above 0, or None for `never`."""
 Size = Annotated[int, BeforeValidator(_validate_size), _json_schema("integer", "80GiB")]
+SizeOrZero = Annotated[int, BeforeValidator(_validate_size_or_zero), _json_schema("integer", "2GiB")]

@@ -36,6 +36,7 @@ class ReasonCode(StrEnum):
     TRAINING_LEFT = "TrainingLeft"
     NO_LONGER_LENDABLE = "NoLongerLendable"
     SHADOW_MODE = "ShadowMode"
+    STANDBY_FAILED = "StandbyFailed"
     # Reasons of a pending job
     WAITING_FOR_PLAN = "WaitingForPlan"
     BACKING_OFF = "BackingOff"

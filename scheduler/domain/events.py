@@ -51,6 +51,7 @@ class EventCode(StrEnum):
     BREACH = "Breach"
     RECALL_RECEIPT = "RecallReceipt"
     REPLICAS_PROPOSED = "ReplicasProposed"
+    STANDBY_CHANGED = "StandbyChanged"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from scheduler.domain.pod_requirements import NodeCapacity
 from scheduler.domain.replica_advice import ReplicaAdvice
 from scheduler.domain.serving import ModelLoad, ModelRate, ServedModel
 from scheduler.domain.shortages import ShortageRecord
+from scheduler.domain.standby import StandbyState
 
 PROCESSOR_SLOTS = "cpu"
 """GPU profile of nodes whose GPUs are slots for processes that share the processors of a machine."""
@@ -115,7 +116,8 @@ class Node:
     draining node is cordoned and its jobs are moved away. A quarantined node is draining because of its `incidents`,
     and `quarantine` says so; it is empty on other nodes. `capacity` is what it offers besides GPUs, as last observed;
     None outside of Kubernetes. A node that is not `lendable` stays with inference, and no loan of the node is proposed
-    before `vetoed_until_s`.
+    before `vetoed_until_s`. `standby` are the replicas that can sleep on it, None if its pool has no standby or the
+    executor does not observe them.
     """
 
     name: str
@@ -133,6 +135,7 @@ class Node:
     capacity: NodeCapacity | None = None
     lendable: bool = True
     vetoed_until_s: float = 0.0
+    standby: StandbyState | None = None
 
     def __post_init__(self) -> None:
         if self.gpus < 1:

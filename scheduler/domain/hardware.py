@@ -51,10 +51,12 @@ class FleetHardware:
         profiles: JSON text of the profiles that were set, by GPU model.
         networks: the networks that a job on this GPU model may use, by GPU model. None stands for pools that name no
             network, where the profile's own figures hold. GPU models without an entry have no other network.
+        kept_bytes: memory of a GPU that sleeping replicas of inference may keep, by GPU model.
     """
 
     profiles: Mapping[str, str] = field(default_factory=dict)
     networks: Mapping[str, tuple[NodeNetwork | None, ...]] = field(default_factory=dict)
+    kept_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def select_gpus(self, names: Iterable[str]) -> FleetHardware:
         """Return the part about these GPU models."""
@@ -62,22 +64,27 @@ class FleetHardware:
         return FleetHardware(
             {name: text for name, text in self.profiles.items() if name in wanted},
             {name: networks for name, networks in self.networks.items() if name in wanted},
+            {name: kept for name, kept in self.kept_bytes.items() if name in wanted},
         )
 
     @cached_property
     def digest(self) -> str:
         """Digest of the content; empty if there is none."""
-        if not self.profiles and not self.networks:
+        if not self.profiles and not self.networks and not self.kept_bytes:
             return ""
         networks = {
             name: [None if each is None else asdict(each) for each in found] for name, found in self.networks.items()
         }
-        return sha256(json.dumps([dict(self.profiles), networks], sort_keys=True).encode()).hexdigest()[:16]
+        content = [dict(self.profiles), networks, *([dict(self.kept_bytes)] if self.kept_bytes else [])]
+        return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
         """Digest of what is known about each GPU model. GPU models without an entry have shipped figures only."""
-        return {name: self.select_gpus((name,)).digest for name in sorted({*self.profiles, *self.networks})}
+        return {
+            name: self.select_gpus((name,)).digest
+            for name in sorted({*self.profiles, *self.networks, *self.kept_bytes})
+        }
 
 
 def collect_fleet_hardware(
@@ -87,6 +94,7 @@ def collect_fleet_hardware(
 
     Inference pools that never lend are left out. The result does not depend on which nodes are lent.
     """
+    nodes = tuple(nodes)
     found: dict[str, set[NodeNetwork | None]] = {}
     has_networks = any(pool.network for pool in pools.values())
     for node in nodes if has_networks else ():
@@ -97,7 +105,22 @@ def collect_fleet_hardware(
     return FleetHardware(
         {name: profile.profile_json for name, profile in profiles.items()},
         {gpu: (*sorted(filter(None, each)), *([None] if None in each else [])) for gpu, each in networks.items()},
+        _collect_kept_bytes(pools, nodes),
     )
+
+
+def _collect_kept_bytes(pools: Mapping[str, Pool], nodes: Iterable[Node]) -> dict[str, int]:
+    """Return the most memory of a GPU that sleeping replicas keep in any pool that lends, by GPU model."""
+    by_pool = {
+        name: standby.gpu_memory_bytes
+        for name, pool in pools.items()
+        if (standby := pool.lending.standby) is not None and pool.lending.enabled and standby.gpu_memory_bytes
+    }
+    kept: dict[str, int] = {}
+    for node in nodes if by_pool else ():
+        if node.pool in by_pool:
+            kept[node.gpu] = max(kept.get(node.gpu, 0), by_pool[node.pool])
+    return dict(sorted(kept.items()))
 
 
 def _to_node_network(network: PoolNetwork | None, node_gpus: int) -> NodeNetwork | None:

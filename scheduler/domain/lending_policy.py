@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from scheduler.domain.known_events import KnownEvent
+from scheduler.domain.standby import Standby
 from scheduler.domain.time_zones import describe_zone_form, is_zone
 
 DAY_S = 86_400.0
@@ -64,6 +65,7 @@ class LendingPolicy:
     pool without a calibrated forecast lends by it.
     In `mode` SHADOW, the pool decides as if it lent, and lends nothing. With `notice_s`, a loan is proposed so many
     seconds before its node is offered. A node whose proposal was vetoed is not proposed again for `veto_s`.
+    With `standby`, only nodes are lent whose replicas of inference have fallen asleep.
     """
 
     enabled: bool = True
@@ -84,6 +86,7 @@ class LendingPolicy:
     mode: LendingMode = LendingMode.LEND
     notice_s: float = 0.0
     veto_s: float = VETO_S
+    standby: Standby | None = None
 
     def __post_init__(self) -> None:
         if self.quantile is not None and self.shortage_target is not None:
@@ -134,6 +137,12 @@ class LendingPolicy:
         return self.mode is LendingMode.SHADOW
 
     @property
+    def start_s(self) -> float:
+        """Declared time from the return of a node until it serves inference."""
+        wake_s = None if self.standby is None else self.standby.wake_s
+        return self.cold_start_s if wake_s is None else wake_s
+
+    @property
     def horizon_s(self) -> float:
         """Time from a recall until the node serves inference again, and so the forecast horizon of a loan."""
-        return self.return_deadline_s + self.cold_start_s
+        return self.return_deadline_s + self.start_s

@@ -18,6 +18,7 @@ from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.placement_record import PodRefusal, TemplateReview, VolumeFacts
 from scheduler.domain.pod_requirements import NodeCapacity
 from scheduler.domain.run_document import MasterAddress
+from scheduler.domain.standby import StandbyPhase
 
 
 class RunPhase(StrEnum):
@@ -95,10 +96,23 @@ class ReplicaStart:
 
 
 @dataclass(frozen=True, slots=True)
+class StandbyFacts:
+    """What the standby replicas on a node do. A phase of None says that nothing new is known.
+
+    `wake` is the newest time that they took from the order to wake until they served.
+    """
+
+    phase: StandbyPhase | None = None
+    detail: str = ""
+    wake: ReplicaStart | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFacts:
     """Observed facts of a node. The numbers of GPUs and `capacity` are defined as in `Node`.
 
-    `replica_start` is the start of the inference replica on it that became ready last; None if none is known.
+    `replica_start` is the start of the inference replica on it that became ready last; None if none is known. `standby`
+    is None if the pool of the node has no standby.
     """
 
     up: bool = True
@@ -106,6 +120,7 @@ class NodeFacts:
     other_gpus: int = 0
     capacity: NodeCapacity | None = None
     replica_start: ReplicaStart | None = None
+    standby: StandbyFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)

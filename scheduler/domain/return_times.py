@@ -27,11 +27,15 @@ class ReturnTimes:
     Args:
         start_times_s: seconds from the scheduling of an inference replica on a node until it was ready.
         newest_start_at_s: when the newest of these replicas became ready.
+        wake_times_s: seconds that sleeping replicas took from the order to wake until they served.
+        newest_wake_at_s: when the newest of these began to serve.
     """
 
     leave_times: tuple[LeaveTime, ...] = ()
     start_times_s: tuple[float, ...] = ()
     newest_start_at_s: float = 0.0
+    wake_times_s: tuple[float, ...] = ()
+    newest_wake_at_s: float = 0.0
 
     def with_leave_time(self, job_id: str, seconds: float) -> ReturnTimes:
         return replace(self, leave_times=(*self.leave_times[1 - TIMES_KEPT :], LeaveTime(job_id, seconds)))
@@ -44,6 +48,16 @@ class ReturnTimes:
             self,
             start_times_s=(*self.start_times_s[1 - TIMES_KEPT :], seconds),
             newest_start_at_s=ready_at_s,
+        )
+
+    def with_wake(self, serving_at_s: float, seconds: float) -> ReturnTimes:
+        """Return the record with the wake of a replica, or the same record if it is not a newer one."""
+        if serving_at_s <= self.newest_wake_at_s or not 0.0 <= seconds <= START_S_MAX:
+            return self
+        return replace(
+            self,
+            wake_times_s=(*self.wake_times_s[1 - TIMES_KEPT :], seconds),
+            newest_wake_at_s=serving_at_s,
         )
 
 

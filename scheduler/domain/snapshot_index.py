@@ -16,6 +16,7 @@ from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.node_fit import FitCache
 from scheduler.domain.relative_speed import choose_reference_gpu
+from scheduler.domain.standby import StandbyPhase
 
 if TYPE_CHECKING:
     from scheduler.domain.snapshot import Snapshot
@@ -29,7 +30,7 @@ GpuHolders = dict[str, Mapping[int, str]]
 
 _NODE_SETS = (
     "down", "cordoned", "draining", "must_vacate", "held_without_loan", "with_incidents", "serving", "with_capacity",
-    "withheld",
+    "withheld", "wake_failed",
 )  # fmt: skip
 _LOAN_SETS = ("offered", "recalled", "proposed")
 _JOB_SETS = (
@@ -56,6 +57,7 @@ class SnapshotIndex:
         serving: training may start ranks there
         with_capacity: with a known capacity
         withheld: not lendable
+        wake_failed: with a standby replica that did not wake
     Loans, by node name:
         offered, recalled, proposed: in this state
     Jobs, by id:
@@ -101,6 +103,7 @@ class SnapshotIndex:
         self.serving: set[str] = set()
         self.with_capacity: set[str] = set()
         self.withheld: set[str] = set()
+        self.wake_failed: set[str] = set()
         self.offered: set[str] = set()
         self.recalled: set[str] = set()
         self.proposed: set[str] = set()
@@ -279,6 +282,7 @@ class SnapshotIndex:
         _set_membership(self.with_incidents, name, node is not None and bool(node.incidents))
         _set_membership(self.with_capacity, name, node is not None and node.capacity is not None)
         _set_membership(self.withheld, name, node is not None and not node.lendable)
+        _set_membership(self.wake_failed, name, node is not None and _has_failed_to_wake(node))
         self._refresh_node(name)
 
     def _count_up_node(self, node: Node, sign: int) -> None:
@@ -381,6 +385,10 @@ def _find_changed_keys(before: Mapping[str, object], after: Mapping[str, object]
     if len(before) + sum(key not in before for key in changed) == len(after):
         return changed
     return [*(key for key in before if key not in after), *changed]
+
+
+def _has_failed_to_wake(node: Node) -> bool:
+    return node.standby is not None and node.standby.phase is StandbyPhase.WAKE_FAILED
 
 
 def _set_membership(names: set[str], name: str, belongs: bool) -> None:

@@ -63,6 +63,7 @@ class BreachKind(StrEnum):
     INFERENCE_SHORT = "inference-short"
     GPU_HELD_TWICE = "gpu-held-twice"
     ON_UNLENT_NODE = "training-on-unlent-node"
+    REPLICA_NOT_AWAKE = "replica-not-awake"
 
 
 @dataclass(frozen=True, slots=True)

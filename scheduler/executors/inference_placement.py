@@ -6,15 +6,19 @@ import math
 from collections.abc import Collection
 
 from scheduler.domain.fleet import PoolKind
-from scheduler.domain.observation import NodeFacts
+from scheduler.domain.observation import NodeFacts, StandbyFacts
 from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.standby import StandbyPhase
+
+_NO_REPLICAS = StandbyFacts(StandbyPhase.ABSENT, "replicas sleep on Kubernetes only. Set lending.standby to null")
 
 
 def place_inference(desired: Snapshot, *, down: Collection[str]) -> dict[str, NodeFacts]:
     """Return all nodes of `desired` with the GPUs that inference occupies.
 
     Demand fills nodes that are up and not lent, in name order, so that the last ones become idle first. Excess demand
-    is dropped. An offered node is free of inference at once.
+    is dropped. An offered node is free of inference at once. Pools with a standby lend nothing, because no replica is
+    observed that could sleep.
     """
     remaining = {pool: math.ceil(reading.gpus) for pool, reading in desired.demand.items()}
     facts = {}
@@ -25,5 +29,6 @@ def place_inference(desired: Snapshot, *, down: Collection[str]) -> dict[str, No
         )
         used = min(node.gpus, remaining.get(node.pool, 0)) if serves_inference and name not in down else 0
         remaining[node.pool] = remaining.get(node.pool, 0) - used
-        facts[name] = NodeFacts(up=name not in down, inference_gpus=used)
+        standby = _NO_REPLICAS if desired.pools[node.pool].lending.standby is not None else None
+        facts[name] = NodeFacts(up=name not in down, inference_gpus=used, standby=standby)
     return facts

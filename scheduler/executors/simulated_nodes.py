@@ -99,7 +99,7 @@ class SimulatedNodes:
         draining: list[str] = []
         for pool in dict.fromkeys(self._nodes[name].pool for name in changed):
             self._settle(pool, now_s)
-            cold_start_s = pools[pool].lending.cold_start_s if pool in pools else 0.0
+            cold_start_s = pools[pool].lending.start_s if pool in pools else 0.0
             here = [name for name in changed if self._nodes[name].pool == pool]
             for name in here:
                 if name in self._loans:

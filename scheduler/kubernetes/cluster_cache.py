@@ -36,7 +36,7 @@ from scheduler.kubernetes.pod_changes import group_by_job
 from scheduler.kubernetes.pod_view import PodView, parse_pod_view
 from scheduler.kubernetes.reflector import Reflector
 from scheduler.kubernetes.resources.elastic_job import derive_job_id, is_managed_by_us
-from scheduler.kubernetes.resources.fleet import parse_pool_tolerations
+from scheduler.kubernetes.resources.fleet import parse_pools
 from scheduler.kubernetes.resources.meta import parse_metadata
 from scheduler.kubernetes.spec_commands import ClusterResources
 
@@ -55,7 +55,8 @@ class ClusterView:
 
     `pods` are all pods that request GPUs or belong to Ebbtide. `elastic_jobs` are keyed by namespace and claimed job
     id. `services` (job id) and `plans` are keyed by (namespace, name). `tolerations` are keyed by Pool.
-    `other_requests` are the requests, by node, of pods that are not among `pods`.
+    `other_requests` are the requests, by node, of pods that are not among `pods`. `standby_candidates` are all foreign
+    pods in the namespaces of standby replicas.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -65,6 +66,7 @@ class ClusterView:
     plans: Mapping[tuple[str, str], PlanConfigMap] = field(default_factory=dict)
     tolerations: Mapping[str, tuple[Toleration, ...]] = field(default_factory=dict)
     other_requests: Mapping[str, Resources] = field(default_factory=dict)
+    standby_candidates: tuple[PodView, ...] = ()
 
     def pods_by_job(self) -> dict[str, list[PodView]]:
         return group_by_job(self.pods)
@@ -206,14 +208,18 @@ class ClusterCache:
         unbound = {pod.uid for pod in views if not pod.node}
         self._bound = {uid: node for uid, node in self._bound.items() if uid in unbound}
         pods = [self._with_binding(pod) for pod in views]
+        pools = parse_pools(self.pools.snapshot().values())
+        standbys = (pool.pool.lending.standby for pool in pools.values())
+        namespaces = {standby.namespace for standby in standbys if standby is not None}
         return ClusterView(
             pods=tuple(pod for pod in pods if pod.gpus or pod.is_ours),
             nodes={item["metadata"]["name"]: item[_VIEW_KEY] for item in self.nodes.snapshot().values()},
             elastic_jobs=_index_by_job_id(self.jobs.snapshot().values()),
             services={key: labels_of(item).get(JOB_LABEL, "") for key, item in self.services.snapshot().items()},
             plans={key: _parse_plan(item) for key, item in self.plans.snapshot().items()},
-            tolerations=parse_pool_tolerations(self.pools.snapshot().values()),
+            tolerations={name: pool.tolerations for name, pool in pools.items()},
             other_requests=sum_requests_by_node(pod for pod in pods if not pod.gpus and not pod.is_ours),
+            standby_candidates=tuple(pod for pod in pods if pod.namespace in namespaces and not pod.is_ours),
         )
 
     def _with_binding(self, pod: PodView) -> PodView:

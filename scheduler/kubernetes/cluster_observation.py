@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from scheduler.domain import gpu_sets
-from scheduler.domain.fleet import LoanState, PoolKind
+from scheduler.domain.fleet import LoanState, Node, PoolKind
 from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job
-from scheduler.domain.observation import FailureCause, NodeFacts, ReplicaStart, Run, RunPhase
+from scheduler.domain.observation import FailureCause, NodeFacts, ReplicaStart, Run, RunPhase, StandbyFacts
 from scheduler.domain.placement_record import PodRefusal
 from scheduler.domain.pod_requirements import NodeCapacity
 from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.standby import StandbyPhase
 from scheduler.executors.reported_runs import AgentEnd, AgentKey
 from scheduler.kubernetes.cluster_cache import ClusterView
 from scheduler.kubernetes.node_lending import is_closed_to_inference
@@ -36,6 +37,7 @@ _CONTAINER_ERRORS = (
     "ImagePullBackOff", "InvalidImageName", "RunContainerError",
 )  # fmt: skip
 NO_CAPACITIES: Mapping[str, NodeCapacity] = MappingProxyType({})
+NO_STANDBY: Mapping[str, StandbyFacts] = MappingProxyType({})
 START_TIMEOUT_S = 120.0
 """Default of the setting `pod_start_timeout_s`. Registries and storage have short outages."""
 
@@ -199,12 +201,16 @@ def _has_ended_externally(pod: PodView) -> bool:
 
 
 def observe_nodes(
-    desired: Snapshot, view: ClusterView, capacities: Mapping[str, NodeCapacity] = NO_CAPACITIES
+    desired: Snapshot,
+    view: ClusterView,
+    capacities: Mapping[str, NodeCapacity] = NO_CAPACITIES,
+    standby: Mapping[str, StandbyFacts] = NO_STANDBY,
 ) -> dict[str, NodeFacts]:
     """Return the state of every node in `desired`. A node that the cluster does not have is down.
 
     GPUs of foreign pods count as inference on inference pools, else as other use. An offered node counts as used until
-    it is closed to inference, because inference pods can still be scheduled there.
+    it is closed to inference, because inference pods can still be scheduled there. Standby replicas that are awake use
+    all GPUs of their node, and an offered node counts as used until they sleep.
     """
     foreign_gpus: dict[str, int] = {}
     starts: dict[str, ReplicaStart] = {}
@@ -217,16 +223,27 @@ def observe_nodes(
     for name, node in desired.nodes.items():
         seen, used, loan = view.nodes.get(name), foreign_gpus.get(name, 0), desired.loans.get(name)
         serves = desired.pools[node.pool].kind is PoolKind.INFERENCE
+        asleep = standby.get(name)
         if seen is not None and loan is not None and loan.state is LoanState.OFFERED:
-            used = used if is_closed_to_inference(loan, seen) else max(used, 1)
+            is_free = is_closed_to_inference(loan, seen) and (asleep is None or asleep.phase is StandbyPhase.ASLEEP)
+            used = used if is_free else max(used, 1)
+        elif asleep is not None and not (loan is not None and loan.is_in_effect):
+            used = max(used, node.gpus) if _has_awake_replicas(node, asleep) else used
         facts[name] = NodeFacts(
             up=seen is not None and seen.is_ready,
             inference_gpus=used if serves else 0,
             other_gpus=0 if serves else used,
             capacity=capacities.get(name),
             replica_start=starts.get(name) if serves else None,
+            standby=asleep,
         )
     return facts
+
+
+def _has_awake_replicas(node: Node, facts: StandbyFacts) -> bool:
+    """Return whether standby replicas on the node serve, as observed now or else before."""
+    known = None if node.standby is None else node.standby.phase
+    return (facts.phase or known) is StandbyPhase.AWAKE
 
 
 def _ready_at_s(start: ReplicaStart) -> float:

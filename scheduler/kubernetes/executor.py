@@ -38,6 +38,8 @@ from scheduler.kubernetes.pod_changes import (
     plan_pod_changes,
     select_gang_to_bind,
 )
+from scheduler.kubernetes.standby_orders import plan_standby_orders
+from scheduler.kubernetes.standby_replicas import StandbyReplicas
 from scheduler.store.protocol import RunLog
 
 logger = logging.getLogger(__name__)
@@ -47,7 +49,7 @@ class KubernetesExecutor:
     """Executor on Kubernetes.
 
     `view` returns the cluster, own writes included; `epoch` is the leader's epoch, stamped on all writes. A start that
-    cannot proceed is given up after `start_timeout_s`.
+    cannot proceed is given up after `start_timeout_s`. `standby` puts replicas of inference to sleep on lent nodes.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class KubernetesExecutor:
         now: Callable[[], float],
         epoch: Callable[[], int],
         actions: ActionPool,
+        standby: StandbyReplicas | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self._objects = objects
@@ -68,6 +71,7 @@ class KubernetesExecutor:
         self._ledger = RunLedger(run_log, epoch=epoch)
         self._now = now
         self._actions = actions
+        self._standby = standby or StandbyReplicas()
         self._start_timeout_s = start_timeout_s
         self._capacities = NodeCapacities()
         self._desired = Snapshot()
@@ -82,7 +86,8 @@ class KubernetesExecutor:
         """
         now_s, view = self._now(), self._verified_view()
         runs = tuple(self._all_runs(view, self._runs_from_agents(view, now_s), now_s))
-        nodes = observe_nodes(self._desired, view, self._capacities.find(self._desired, view))
+        standby = self._standby.list_facts(now_s)
+        nodes = observe_nodes(self._desired, view, self._capacities.find(self._desired, view), standby)
         return Observation(
             now_s,
             self._converged_generation,
@@ -111,6 +116,7 @@ class KubernetesExecutor:
             self._actions.run_all(steps(desired, self._verified_view(), now_s))
             for steps in (self._plan_lending, self._plan_deletions)
         )
+        self._standby.follow(plan_standby_orders(desired, self._verified_view()), now_s)
         ambiguous += self._start_batch(desired, now_s)
         begun = self._ledger.list_begun_runs()
         self._begin_generations(desired, begun, now_s)
@@ -123,9 +129,14 @@ class KubernetesExecutor:
         """Whether the last converge left starts to the next one."""
         return self._has_deferred_starts
 
+    def has_news(self) -> bool:
+        """Return whether the last converge left starts to the next one, or a standby replica changed its state."""
+        return self._standby.has_news() or self._has_deferred_starts
+
     def close(self) -> None:
         """Stop the executor. Pods keep running, so that training continues without a leader."""
         self._actions.close()
+        self._standby.close()
 
     def _verified_view(self) -> ClusterView:
         """Return the view in which a pod belongs to a job only in the job's namespace."""
@@ -175,11 +186,12 @@ class KubernetesExecutor:
         yield from self._objects.templates.plan_trials(desired)
 
     def _plan_deletions(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:
-        """Yield deletions of surplus pods, and of leftovers of jobs that are gone."""
+        """Yield deletions of surplus pods, of replicas that failed to sleep or wake, and of what ended jobs left."""
         for _, changes in _iter_pod_changes(desired, view, now_s):
             yield from map(self._objects.delete_pod, changes.delete)
         yield from map(self._objects.delete_pod, find_orphans(view.pods, desired.jobs))
         yield from map(self._objects.delete_pod, find_stranded_pods(view.pods, view.nodes))
+        yield from map(self._nodes.delete_replica, self._standby.list_failed())
         yield from self._objects.delete_leftovers(desired, view)
 
     def _plan_creations(self, desired: Snapshot, view: ClusterView, now_s: float) -> Iterator[ApiAction]:

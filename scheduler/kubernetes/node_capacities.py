@@ -42,9 +42,26 @@ class NodeCapacities:
 
 
 def sum_foreign_requests(desired: Snapshot, view: ClusterView) -> Mapping[str, Resources]:
-    """Return the requests, by node, of pods that belong to no job."""
+    """Return the requests, by node, of pods that belong to no job, and the memory that standby replicas keep."""
     foreign = (pod for pod in view.pods if pod.job_id not in desired.jobs)
-    return _add_requests(view.other_requests, foreign)
+    requests = _add_requests(view.other_requests, foreign)
+    kept = _sum_kept_memory(desired, view)
+    added = {node: sum_resources([requests.get(node, ()), (("memory", memory),)]) for node, memory in kept.items()}
+    return {**requests, **{node: freeze_resources(resources) for node, resources in added.items()}}
+
+
+def _sum_kept_memory(desired: Snapshot, view: ClusterView) -> Mapping[str, int]:
+    """Return the memory that standby replicas keep beyond their requests, by node."""
+    requested: dict[str, int] = {}
+    declared: dict[str, int] = {}
+    standbys = {name: pool.lending.standby for name, pool in desired.pools.items()}
+    for pod in view.standby_candidates if any(standbys.values()) else ():
+        node = desired.nodes.get(pod.node)
+        standby = None if node is None else standbys[node.pool]
+        if standby is not None and not pod.has_ended and standby.matches(pod.namespace, pod.labels):
+            requested[pod.node] = requested.get(pod.node, 0) + dict(pod.requests).get("memory", 0)
+            declared[pod.node] = standby.host_memory_bytes
+    return {node: memory - requested[node] for node, memory in declared.items() if memory > requested[node]}
 
 
 def sum_all_requests(view: ClusterView) -> Mapping[str, Resources]:

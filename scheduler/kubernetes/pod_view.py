@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from scheduler.domain.observation import ReplicaStart
@@ -36,7 +36,8 @@ class PodView:
     creation) are set on Ebbtide's own pods only. `error` is the reason that keeps it from running; `exit_code` is that
     of the first container. `requests` are those besides GPUs. `is_rejected`: its node did not admit it. `is_prepared`:
     its volumes and network are ready, or it has no node yet. `replica_start` is how long a pod that is not Ebbtide's
-    took from its node to readiness; None before it is ready, and once a container has restarted.
+    took from its node to readiness; None before it is ready, and once a container has restarted. `address`, `is_ready`
+    and `labels` are those of pods that are not Ebbtide's; the address is empty unless the pod runs.
     """
 
     namespace: str
@@ -56,6 +57,9 @@ class PodView:
     is_rejected: bool = False
     is_prepared: bool = True
     replica_start: ReplicaStart | None = None
+    address: str = ""
+    is_ready: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_ours(self) -> bool:
@@ -100,6 +104,9 @@ def parse_pod_view(pod: Mapping[str, Any]) -> PodView:
         is_rejected=_is_rejected(status),
         is_prepared=_is_prepared(status),
         replica_start=None if is_ours else _find_replica_start(status),
+        address="" if is_ours or status.get("phase") != "Running" else status.get("podIP") or "",
+        is_ready=not is_ours and _is_ready(status),
+        labels={} if is_ours else labels,
     )
 
 
@@ -124,6 +131,10 @@ def _find_replica_start(status: Mapping[str, Any]) -> ReplicaStart | None:
     if bound_s is None or ready_s is None or has_restarted:
         return None
     return ReplicaStart(ready_s, max(0.0, ready_s - bound_s))
+
+
+def _is_ready(status: Mapping[str, Any]) -> bool:
+    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in status.get("conditions") or ())
 
 
 def _is_prepared(status: Mapping[str, Any]) -> bool:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
+from scheduler.documents.custom_resource import PoolSpec
+from scheduler.documents.document import InvalidDocumentError, parse_document
+from scheduler.documents.standby import standby_from_spec
+from scheduler.domain.standby import Standby
 from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import (
     ELASTIC_JOB,
@@ -189,9 +193,21 @@ class Uninstallation:
             self._cluster.delete(POD, name_of(pod), namespace_of(pod), uid=uid_of(pod))
 
     def _return_nodes(self) -> None:
-        for node in self._list_lent_nodes():
-            self._retry_conflicts(partial(self._return_node, name_of(node)))
-            logger.info("node %s is returned", name_of(node))
+        lent = [name_of(node) for node in self._list_lent_nodes()]
+        self._restart_replicas(lent)
+        for name in lent:
+            self._retry_conflicts(partial(self._return_node, name))
+            logger.info("node %s is returned", name)
+
+    def _restart_replicas(self, nodes: Collection[str]) -> None:
+        """Delete the standby replicas on lent nodes: they sleep, and no operator will wake them."""
+        standbys = [standby for pool in self._list(POOL) if (standby := _find_standby(pool)) is not None]
+        for pod in self._cluster.list(POD).items if standbys and nodes else ():
+            namespace, labels = namespace_of(pod), labels_of(pod)
+            is_replica = any(standby.matches(namespace, labels) for standby in standbys)
+            if is_replica and get_mapping(pod, "spec").get("nodeName") in nodes:
+                logger.info("deleting pod %s/%s, which sleeps, so that it starts again", namespace, name_of(pod))
+                self._cluster.delete(POD, name_of(pod), namespace, uid=uid_of(pod))
 
     def _return_node(self, name: str) -> None:
         node = self._find(NODE, ("", name))
@@ -253,6 +269,15 @@ class Uninstallation:
                 self._sleep(POLL_S)
             else:
                 return
+
+
+def _find_standby(pool: Object) -> Standby | None:
+    """Return the standby of a Pool, or None without a valid one."""
+    try:
+        spec = parse_document(PoolSpec, pool.get("spec"))
+        return None if spec.lending is None else standby_from_spec(spec.lending.standby)
+    except InvalidDocumentError:
+        return None
 
 
 def _is_lent(node: Object) -> bool:

@@ -94,7 +94,7 @@ def _check_target(
             yield Invariant.GPU_HELD_TWICE, f"GPU indices {indices} of {name} contain a duplicate"
         if spec.gpu and node.gpu != spec.gpu:
             yield Invariant.WRONG_GPU_MODEL, f"node {name} has {node.gpu} GPUs; the job requires {spec.gpu}"
-        yield from _check_memory(job, decision, node)
+        yield from _check_memory(snapshot, job, decision, node)
         yield from _check_occupancy(snapshot, job, name, indices)
         if len(indices) > len(job.allocation.target.get(name, ())):
             fit = NodeFit(snapshot.index, snapshot.now_s)
@@ -115,12 +115,19 @@ def _check_target(
         )
 
 
-def _check_memory(job: Job, decision: StartJob | ResizeJob, node: Node) -> Iterator[tuple[Invariant, str]]:
-    """Check the plan's predicted peak, corrected by the job's out-of-memory failures so far."""
+def _check_memory(
+    snapshot: MutableSnapshot, job: Job, decision: StartJob | ResizeJob, node: Node
+) -> Iterator[tuple[Invariant, str]]:
+    """Check the plan's predicted peak, corrected by the job's out-of-memory failures so far.
+
+    Sleeping replicas of inference keep a part of the memory.
+    """
     peak_bytes = decision.plan.peak_bytes_on(node.gpu)
-    if not job.memory.fits(peak_bytes, node.gpu_memory_bytes):
+    standby = snapshot.original.pools[node.pool].lending.standby
+    usable_bytes = node.gpu_memory_bytes - (0 if standby is None else standby.gpu_memory_bytes)
+    if not job.memory.fits(peak_bytes, usable_bytes):
         needed = f"{job.memory.factor:g} times {peak_bytes}" if job.memory.percent > 100 else str(peak_bytes)
-        detail = f"the plan needs {needed} bytes; a GPU of {node.name} has {node.gpu_memory_bytes}"
+        detail = f"the plan needs {needed} bytes; a GPU of {node.name} has {usable_bytes}"
         yield Invariant.PEAK_MEMORY_EXCEEDED, detail
 
 
@@ -199,6 +206,8 @@ def _check_new_loan(
         yield Invariant.NODE_NOT_SERVING, f"node {node.name} is down or cordoned"
     if not node.lendable:
         yield Invariant.WRONG_STATE, f"node {node.name} is not lendable"
+    if node.standby is not None and (obstacle := node.standby.find_loan_obstacle(now_s)):
+        yield Invariant.WRONG_STATE, f"node {node.name} has no replica that can sleep: {obstacle}"
     if now_s < node.vetoed_until_s:
         yield Invariant.LOAN_VETOED, f"a veto protects node {node.name} for {node.vetoed_until_s - now_s:.0f} s"
     if isinstance(decision, ProposeLoan):
@@ -217,6 +226,7 @@ def find_breaches(snapshot: Snapshot, observation: Observation) -> tuple[Breach,
         *_find_inference_shortages(snapshot),
         *_find_unlent_use(snapshot, observation, unexpected),
         *_find_double_use(observation, unexpected),
+        *_find_failed_wakes(snapshot),
     )
 
 
@@ -232,6 +242,14 @@ def _find_late_recalls(snapshot: Snapshot) -> Iterator[Breach]:
 def _find_down_nodes(snapshot: Snapshot) -> Iterator[Breach]:
     for name in sorted(snapshot.index.down):
         yield Breach(BreachKind.NODE_DOWN, name, f"node {name} is down")
+
+
+def _find_failed_wakes(snapshot: Snapshot) -> Iterator[Breach]:
+    for name in sorted(snapshot.index.wake_failed):
+        standby = snapshot.nodes[name].standby
+        assert standby is not None, "the index names nodes with standby replicas"
+        detail = f"an inference replica on node {name} did not wake: {standby.detail}"
+        yield Breach(BreachKind.REPLICA_NOT_AWAKE, name, detail)
 
 
 def _find_inference_shortages(snapshot: Snapshot) -> Iterator[Breach]:

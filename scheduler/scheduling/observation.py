@@ -16,8 +16,9 @@ from scheduler.domain.gpu_sets import Gpus
 from scheduler.domain.job import Job
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_state import PLACED_STATES, JobState
-from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase
+from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase, StandbyFacts
 from scheduler.domain.return_times import NO_RETURN_TIMES
+from scheduler.domain.standby import advance_standby
 from scheduler.scheduling.job_progress import record_frozen_layers
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
 from scheduler.scheduling.quarantine import record_incidents, record_straggler
@@ -48,7 +49,29 @@ def mirror_nodes(snapshot: MutableSnapshot, observation: Observation) -> None:
         node = snapshot.nodes.get(name)
         if node is not None and not _matches_facts(node, facts):
             _mirror_node(snapshot, node, facts)
+        if node is not None and (facts.standby is not None or node.standby is not None):
+            _mirror_standby(snapshot, name, facts.standby)
     _record_replica_starts(snapshot, observation)
+
+
+def _mirror_standby(snapshot: MutableSnapshot, name: str, facts: StandbyFacts | None) -> None:
+    """Record what the standby replicas of a node do, with an event when it changes."""
+    node, now_s = snapshot.nodes[name], snapshot.now_s
+    known = node.standby
+    if facts is None:
+        state = None
+    else:
+        state = known if facts.phase is None else advance_standby(known, facts.phase, facts.detail, now_s)
+    if state is not known:
+        snapshot.nodes[name] = replace(node, standby=state)
+    if state is not None and known is not None and state.phase is not known.phase:
+        detail = f": {state.detail}" if state.detail else ""
+        message = f"the inference replicas on node {name} are {state.phase}{detail}"
+        snapshot.record_event(EventCode.STANDBY_CHANGED, name, message, cause=state.phase.value)
+    if facts is not None and facts.wake is not None:
+        times = snapshot.return_times.get(node.pool, NO_RETURN_TIMES)
+        if (updated := times.with_wake(facts.wake.ready_at_s, facts.wake.seconds)) is not times:
+            snapshot.return_times[node.pool] = updated
 
 
 def _record_replica_starts(snapshot: MutableSnapshot, observation: Observation) -> None:

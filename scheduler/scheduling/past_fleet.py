@@ -20,10 +20,11 @@ PENDING_JOBS_MAX = 200
 
 
 class PastNode(NamedTuple):
-    """A node, with the GPUs that jobs held and that inference used."""
+    """A node with its GPU model, and the numbers of GPUs that jobs held and that inference used."""
 
     name: str
     pool: str
+    gpu: str
     use: NodeUse
     gpus: int
     held: int
@@ -119,7 +120,8 @@ def decode_past_fleet(body: bytes) -> PastFleet:
 def _capture_nodes(snapshot: Snapshot, holders: Mapping[str, Mapping[int, str]]) -> Iterable[PastNode]:
     for name, node in sorted(snapshot.nodes.items()):
         held = len(holders.get(name, ()))
-        yield PastNode(name, node.pool, find_node_use(node, snapshot, held), node.gpus, held, node.inference_gpus)
+        use = find_node_use(node, snapshot, held)
+        yield PastNode(name, node.pool, node.gpu, use, node.gpus, held, node.inference_gpus)
 
 
 def _capture_job(job: Job) -> PastJob:

@@ -32,6 +32,7 @@ class LendingObstacle(StrEnum):
     ALL_NODES_LENT = "AllNodesLent"
     NODES_VETOED = "NodesVetoed"
     NODES_CORDONED = "NodesCordoned"
+    REPLICAS_CANNOT_SLEEP = "ReplicasCannotSleep"
     NO_JOB_WANTS_GPUS = "NoJobWantsGpus"
     NEXT_FULL_PASS = "NextFullPass"
 
@@ -57,6 +58,7 @@ class PoolExplanation:
         lever: what an operator or time can change about it.
         assessment: the numbers by which the policy decides.
         cordoned_nodes, vetoed_nodes: nodes that are up, not on loan, and cannot be lent for this reason.
+        standby_blocked_nodes: nodes that are up, not on loan, and without a standby replica that can sleep.
         lent_nodes: loans that are offered, active or recalled. `proposed_nodes` are proposals.
         wanted: what jobs could use, by GPU model of the pool's nodes.
         next_full_pass_at_s: when loans are considered next, in seconds since 1970 (UTC).
@@ -70,6 +72,7 @@ class PoolExplanation:
     assessment: LendingAssessment
     cordoned_nodes: int
     vetoed_nodes: int
+    standby_blocked_nodes: int
     lent_nodes: int
     proposed_nodes: int
     wanted: Mapping[str, WantedModel]
@@ -100,6 +103,15 @@ class _PoolView:
     @property
     def vetoed_nodes(self) -> int:
         return sum(not node.cordoned and self.snapshot.now_s < node.vetoed_until_s for node in self.idle)
+
+    @property
+    def standby_obstacles(self) -> dict[str, str]:
+        """Why nodes cannot be lent whose standby replicas cannot sleep, by node."""
+        now_s = self.snapshot.now_s
+        obstacles = {
+            node.name: node.standby.find_loan_obstacle(now_s) for node in self.idle if node.standby is not None
+        }
+        return {name: obstacle for name, obstacle in sorted(obstacles.items()) if obstacle}
 
     @property
     def next_full_pass_at_s(self) -> float:
@@ -149,6 +161,7 @@ def explain_pool(snapshot: Snapshot, policies: StagePolicies, name: str) -> Pool
         assessment=view.assessment,
         cordoned_nodes=view.cordoned_nodes,
         vetoed_nodes=view.vetoed_nodes,
+        standby_blocked_nodes=len(view.standby_obstacles),
         lent_nodes=view.lent_nodes,
         proposed_nodes=view.proposed_nodes,
         wanted=wanted,
@@ -187,6 +200,8 @@ def _find_bound(view: _PoolView) -> PoolReasonCode:
 def _find_missing_nodes(view: _PoolView) -> PoolReasonCode:
     if view.vetoed_nodes:
         return LendingObstacle.NODES_VETOED
+    if view.standby_obstacles:
+        return LendingObstacle.REPLICAS_CANNOT_SLEEP
     return LendingObstacle.NODES_CORDONED if view.cordoned_nodes else LendingObstacle.ALL_NODES_LENT
 
 
@@ -219,6 +234,10 @@ def _summarize(view: _PoolView, code: PoolReasonCode) -> str:
             return f"a veto protects {view.vetoed_nodes} of the nodes that are not on loan"
         case LendingObstacle.NODES_CORDONED:
             return f"{view.cordoned_nodes} of the nodes that are not on loan are cordoned"
+        case LendingObstacle.REPLICAS_CANNOT_SLEEP:
+            node, obstacle = next(iter(view.standby_obstacles.items()))
+            nodes = f"{len(view.standby_obstacles)} of the nodes that are not on loan"
+            return f"{nodes} have no replica that can sleep; {node}: {obstacle}"
         case LendingObstacle.NEXT_FULL_PASS:
             wait_s = view.next_full_pass_at_s - view.snapshot.now_s
             return f"new loans are made in full passes, and the next one is in {wait_s:.0f} s"
@@ -274,6 +293,7 @@ _LEVERS: dict[PoolReasonCode, str] = {
     LendingObstacle.ALL_NODES_LENT: "Add nodes to the pool.",
     LendingObstacle.NODES_VETOED: "Wait for the end of the veto, or lower lending.veto_s for later ones.",
     LendingObstacle.NODES_CORDONED: "Run `ebbtide uncordon` for nodes that work.",
+    LendingObstacle.REPLICAS_CANNOT_SLEEP: "Correct the replicas or lending.standby. A failed node is tried again.",
     LendingObstacle.NO_JOB_WANTS_GPUS: "Submit jobs that can use these GPU models, or widen the range of running ones.",
     LendingObstacle.NEXT_FULL_PASS: "Wait.",
 }

@@ -57,7 +57,7 @@ class SolveRequest:
     Attributes:
         hardware: one profile for each GPU model of the shape.
         global_batch: samples of one optimizer step over all GPUs.
-        memory_bytes_max: memory per GPU that a plan may use, reserve included; 0 means all of it.
+        memory_bytes_max: memory per GPU that a plan may use, reserve included; 0: all that sleeping replicas leave.
         memory_percent: actual memory of a plan in percent of its predicted peak; a plan must fit with it.
         limits: what the plans may use.
     """
@@ -150,7 +150,8 @@ class SolveRequest:
 
     def _build_device_group(self, hardware: HardwareProfile) -> DeviceGroup:
         members = [group for group in self.shape.groups if group.gpu == hardware.gpu]
-        limit_bytes = min(self.memory_bytes_max or hardware.memory_bytes, hardware.memory_bytes)
+        usable_bytes = max(1, hardware.memory_bytes - hardware.kept_bytes)
+        limit_bytes = min(self.memory_bytes_max or usable_bytes, usable_bytes)
         limit_bytes = limit_bytes * 100 // self.memory_percent
         shares = [group.gpus_per_node for group in members]
         return DeviceGroup(hardware, sum(group.gpus for group in members), gcd(*shares), min(shares), limit_bytes)

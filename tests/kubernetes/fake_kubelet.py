@@ -40,6 +40,8 @@ LEASE_NAMESPACE = "kube-node-lease"
 CONTAINER_CREATING = "ContainerCreating"
 RETRY_S = 0.5
 KILLED = 137
+NODE_ADDRESS = "127.0.0.1"
+"""Address of every node, and so of pods in its network. A test can serve there what a container would."""
 _MOUNTED = (
     (VOLUME_CLAIM, "persistentVolumeClaim", "claimName", "persistentvolumeclaim"),
     (SECRET, "secret", "secretName", "secret"),
@@ -220,7 +222,8 @@ class FakeKubelet:
             self._report(pod, _waiting(pod, reason))
             self._queue.add_after(key, RETRY_S)
             return
-        self._report(pod, _running(pod, next(self._addresses)))
+        address = NODE_ADDRESS if pod["spec"].get("hostNetwork") else next(self._addresses)
+        self._report(pod, _running(pod, address))
         self.on_start(pod)
 
     def _exists(self, pod: Object) -> bool:

@@ -110,16 +110,16 @@ def parse_pool(resource: Resource) -> PoolResource:
     )
 
 
-def parse_pool_tolerations(resources: Iterable[Resource]) -> dict[str, tuple[Toleration, ...]]:
-    """Return the tolerations by Pool. Invalid Pools are left out."""
-    tolerations_by_pool = {}
+def parse_pools(resources: Iterable[Resource]) -> dict[str, PoolResource]:
+    """Return the Pools by name. Invalid ones are left out."""
+    pools = {}
     for resource in resources:
         try:
             pool = parse_pool(resource)
         except InvalidDocumentError:
             continue
-        tolerations_by_pool[pool.pool.name] = pool.tolerations
-    return tolerations_by_pool
+        pools[pool.pool.name] = pool
+    return pools
 
 
 def build_pool_status(

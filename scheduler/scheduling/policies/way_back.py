@@ -17,7 +17,7 @@ _HORIZONS_S = (30, 60, 90, 120, 150, 180, 240, 300, 360, 480, 600, 720, 900, 120
 
 @dataclass(frozen=True, slots=True)
 class WayBack:
-    """Seconds that training takes to leave a recalled node, and that an inference replica then takes to start.
+    """Seconds that training takes to leave a recalled node, and that an inference replica then takes to start or wake.
 
     Each is measured, and exceeded in at most one of 20 recalls, or else what the owner of the pool has declared.
     """
@@ -55,13 +55,14 @@ def measure_ways_back(snapshot: Snapshot, pools: Iterable[Pool]) -> Mapping[str,
         of_pool_s = bound_next_s([each.seconds for each in times.leave_times])
         typical_s = of_all_s if of_pool_s is None else of_pool_s
         bounds = [_bound_leave_s(known_s.get(job, ()), typical_s) for job in borrowers.get(pool.name, {""})]
-        ways[pool.name] = _combine(pool.lending, max(bounds), bound_next_s(times.start_times_s))
+        starts_s = times.start_times_s if pool.lending.standby is None else times.wake_times_s
+        ways[pool.name] = _combine(pool.lending, max(bounds), bound_next_s(starts_s))
     return ways
 
 
 def _combine(rules: LendingPolicy, leave_s: float, start_s: float | None) -> WayBack:
     leave_s = min(leave_s, rules.return_deadline_s)
-    return WayBack(leave_s, rules.cold_start_s if start_s is None else start_s, rules.horizon_s)
+    return WayBack(leave_s, rules.start_s if start_s is None else start_s, rules.horizon_s)
 
 
 def _bound_leave_s(own_s: Sequence[float], typical_s: float | None) -> float:

@@ -66,5 +66,10 @@ class LoanSupply:
 
 
 def is_lendable(node: Node, now_s: float) -> bool:
-    """Return whether the node can be lent: it is up and not cordoned, and neither its owner nor a veto keeps it."""
-    return node.state is NodeState.UP and node.lendable and not node.cordoned and now_s >= node.vetoed_until_s
+    """Return whether the node can be lent.
+
+    It is up and not cordoned, neither its owner nor a veto keeps it, and its standby replicas can sleep.
+    """
+    if node.state is not NodeState.UP or not node.lendable or node.cordoned or now_s < node.vetoed_until_s:
+        return False
+    return node.standby is None or not node.standby.find_loan_obstacle(now_s)

@@ -24,7 +24,7 @@ def settle_proposals(cycle: SchedulingCycle, pool: Pool, target: LendingTarget) 
     bearable, lasting = target.nodes - unrecalled, target.lasting_nodes - in_effect
     for loan in sorted(proposed, key=lambda loan: (loan.created_at_s, loan.node)):
         if not is_lendable(nodes[loan.node], cycle.now_s):
-            _withdraw(cycle, loan, f"node {loan.node} is down or cordoned")
+            _withdraw(cycle, loan, f"node {loan.node} is down or cordoned, or its standby replicas cannot sleep")
         elif bearable <= 0:
             _withdraw(cycle, loan, target.reason.detail)
         elif cycle.now_s < loan.offered_at_s:

@@ -14,6 +14,7 @@ from scheduler.domain.decisions import (
 )
 from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, LoanState, Pool, PoolKind
 from scheduler.domain.shadow_lending import ShadowLending
+from scheduler.domain.standby import StandbyPhase
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
 from scheduler.scheduling.policies.lending import (
     LendingTarget,
@@ -32,6 +33,7 @@ def adjust_loans(cycle: SchedulingCycle) -> StageReport:
     _return_vacated_nodes(cycle)
     _recall_draining_nodes(cycle)
     _recall_withheld_nodes(cycle)
+    _withdraw_failed_standbys(cycle)
     _withdraw_expired_offers(cycle)
     _recall_unused_nodes(cycle)
     supply, shadows = LoanSupply(cycle), dict[str, ShadowLending]()
@@ -88,6 +90,16 @@ def _withdraw_expired_offers(cycle: SchedulingCycle) -> None:
             detail = f"inference still holds {gpus} GPUs of node {name} {waited_s:.0f} s after it was offered"
             numbers = {"inference_gpus": float(gpus), "waited_s": waited_s}
             cycle.apply(ReturnNode(name, Reason(ReasonCode.OFFER_EXPIRED, detail, numbers)))
+
+
+def _withdraw_failed_standbys(cycle: SchedulingCycle) -> None:
+    """Withdraw offers of nodes whose standby replicas are absent or did not fall asleep."""
+    nodes = cycle.snapshot.original.nodes
+    for name in sorted(cycle.index.offered):
+        standby = nodes[name].standby
+        if standby is not None and standby.phase in (StandbyPhase.ABSENT, StandbyPhase.SLEEP_FAILED):
+            detail = f"no inference replica sleeps on node {name}: {standby.detail}"
+            cycle.apply(ReturnNode(name, Reason(ReasonCode.STANDBY_FAILED, detail)))
 
 
 def _recall_unused_nodes(cycle: SchedulingCycle) -> None:

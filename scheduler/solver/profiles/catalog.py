@@ -21,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from scheduler.domain.suggestions import suggest
-from scheduler.solver.profiles.fleet_hardware import get_fleet_hardware, with_slowest_network
+from scheduler.solver.profiles.fleet_hardware import get_fleet_hardware, with_kept_memory, with_slowest_network
 from scheduler.solver.profiles.gpu_document import GPU_UNITS, parse_gpu
 from scheduler.solver.profiles.gpu_files import list_profile_files, read_gpu_files
 from scheduler.solver.profiles.hardware_profile import Dimension, HardwareProfile, Precision
@@ -91,7 +91,7 @@ def list_model_names(folder: Path | None = None) -> tuple[str, ...]:
 
 
 def load_gpu(name: str, folder: Path | None = None) -> HardwareProfile:
-    """Return the profile of one GPU model, with the network of the fleet that this process plans for.
+    """Return the profile of one GPU model, with network and kept memory of the fleet that this process plans for.
 
     Args:
         folder: your own profiles; by default the folder in `EBBTIDE_PROFILES_DIR`, if set. With it, the profile is as
@@ -108,7 +108,8 @@ def load_gpu(name: str, folder: Path | None = None) -> HardwareProfile:
         profile = _parse_set_gpu(text)
     else:
         profile = _load_gpu(name, find_profiles_folder())
-    return with_slowest_network(profile, fleet.networks.get(name, ()))
+    profile = with_slowest_network(profile, fleet.networks.get(name, ()))
+    return with_kept_memory(profile, fleet.kept_bytes.get(name, 0))
 
 
 def find_gpu_source(name: str, *, is_set_ignored: bool = False) -> GpuSource | None:

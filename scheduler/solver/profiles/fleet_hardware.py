@@ -1,4 +1,4 @@
-"""The hardware of the fleet that this process plans for: profiles that were set, and networks between nodes.
+"""The hardware of the fleet that this process plans for: profiles that were set, networks, and memory that is kept.
 
 It is state of the process, because plans are solved in processes of a pool, which get it with each task. A reader of
 snapshots replaces it (`scheduler/runtime/fleet_hardware.py`).
@@ -47,6 +47,12 @@ def with_slowest_network(profile: HardwareProfile, networks: tuple[NodeNetwork |
         gpus_per_nic=slowest.gpus_per_nic,
         collectives=tuple(table for table in profile.collectives if table.ranks <= node_gpus),
     )
+
+
+@lru_cache(maxsize=256)
+def with_kept_memory(profile: HardwareProfile, kept_bytes: int) -> HardwareProfile:
+    """Return the profile whose plans leave `kept_bytes` of each GPU's memory to sleeping replicas of inference."""
+    return replace(profile, kept_bytes=kept_bytes) if kept_bytes else profile
 
 
 def _bytes_per_s_per_gpu(network: NodeNetwork) -> float:

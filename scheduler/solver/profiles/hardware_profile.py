@@ -154,6 +154,8 @@ class HardwareProfile:
             more than the GPUs of a node, else within a node.
         dimensions: the strategies that the worker for this GPU supports.
         precisions: the number formats that matrix products of the chip support; empty if the profile does not say.
+        kept_bytes: memory of one GPU that sleeping replicas of inference keep on lent nodes, which no plan uses. It
+            comes from the pools of the fleet, not from the profile.
         estimated: the profile was derived from what a machine reports, not written for this GPU model.
     """
 
@@ -190,6 +192,7 @@ class HardwareProfile:
     collectives: tuple[CollectiveTable, ...] = ()
     estimated: bool = False
     precisions: frozenset[Precision] = frozenset()
+    kept_bytes: int = 0
 
     def __post_init__(self) -> None:
         owner = f"GPU {self.gpu!r}"
@@ -280,6 +283,7 @@ _POSITIVE_FIELDS = (
 _OFFLOAD_FIELDS = ("host_bandwidth_bytes_per_s", "host_optimizer_s_per_parameter")
 _NON_NEGATIVE_FIELDS = (
     "reserve_bytes",
+    "kept_bytes",
     "reserve_ratio",
     "attention_efficiency",
     "launch_s",

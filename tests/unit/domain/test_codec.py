@@ -41,6 +41,7 @@ from scheduler.domain.scaling_curve import Curve, LinearCurve, ScalingCurve
 from scheduler.domain.secret_reference import KubernetesSecretKey, SecretReference
 from scheduler.domain.serving import SizingPolicy
 from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.standby import LEVELS, Standby
 
 _COUNT = st.integers(min_value=1, max_value=2**63)
 _NAME = st.text(min_size=1, max_size=8)
@@ -91,6 +92,20 @@ def _job_specs(draw: st.DrawFn) -> JobSpec:
     duration_s = draw(st.none() | _POSITIVE_S)
     values = {name: draw(_values(hints[name])) for name in free}
     return JobSpec(min_gpus=low, max_gpus=high, global_batch=8, duration_estimate_s=duration_s, **values)
+
+
+def _standbys() -> SearchStrategy[Standby]:
+    return st.builds(
+        Standby,
+        namespace=_NAME,
+        selector=st.just({"app": "llm"}),
+        port=st.integers(1, 65_535),
+        level=st.sampled_from(LEVELS),
+        gpu_memory_bytes=_COUNT,
+        host_memory_bytes=_COUNT,
+        wake_s=st.none() | _POSITIVE_S,
+        timeout_s=st.floats(0.1, 3600.0),
+    )
 
 
 _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
@@ -147,6 +162,7 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         start_s=_POSITIVE_S,
         stabilization_s=_POSITIVE_S,
     ),
+    Standby: _standbys(),
     LendingPolicy: st.builds(
         LendingPolicy,
         quantile=st.floats(0.01, 0.99),
@@ -162,6 +178,7 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         mode=st.sampled_from(LendingMode),
         notice_s=_POSITIVE_S,
         veto_s=_POSITIVE_S,
+        standby=st.none() | _standbys(),
     ),
     DemandQuery: st.one_of(
         st.builds(DemandQuery, promql=st.just("sum(gpus)"), sums_series=st.booleans()),

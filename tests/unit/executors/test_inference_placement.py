@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from scheduler.domain.fleet import DemandReading, LoanState
 from scheduler.domain.snapshot import Snapshot
+from scheduler.domain.standby import Standby, StandbyPhase
 from scheduler.executors.inference_placement import place_inference
 from tests.builders import a_fleet, a_loan, a_snapshot
 
@@ -39,3 +42,13 @@ def test_failed_node_is_down_and_gets_no_inference() -> None:
 
 def test_nodes_are_idle_without_demand() -> None:
     assert set(used(a_snapshot(a_fleet(training=1, inference=2))).values()) == {0}
+
+
+def test_pool_with_a_standby_has_no_replica_that_sleeps() -> None:
+    state = world(5.0)
+    standby = Standby("chat", {"app": "llm"})
+    pool = replace(state.pools["inference"], lending=replace(state.pools["inference"].lending, standby=standby))
+    facts = place_inference(replace(state, pools={**state.pools, "inference": pool}), down=())
+    phases = {name: None if each.standby is None else each.standby.phase for name, each in facts.items()}
+    assert phases["i0"] is StandbyPhase.ABSENT
+    assert all(each.standby is None for each in place_inference(state, down=()).values())

@@ -13,6 +13,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.lending_policy import Blackout, LendingMode, LendingPolicy
 from scheduler.domain.shortages import ShortageDay, ShortageRecord
 from scheduler.domain.snapshot import Snapshot, Switches
+from scheduler.domain.standby import StandbyPhase, StandbyState
 from scheduler.scheduling.policies.lending import LendingBlock, LendingBound, assess_lending, lend_forecast_idle
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.pool_explanation import LendingObstacle, PoolReasonCode, WantedModel, explain_pool
@@ -58,6 +59,7 @@ def proposal(node: str) -> Loan:
     return Loan(f"{node}-1", node, "inference", LoanState.PROPOSED, NOW_S + 9, NOW_S, proposed_at_s=NOW_S)
 
 
+ABSENT = StandbyState(StandbyPhase.ABSENT, 0.0, "no pod runs on the node")
 GUESS = replace(world().forecasts["inference"], is_calibrated=False)
 STATES: list[tuple[PoolReasonCode, Snapshot]] = [
     (LendingBlock.SWITCHED_OFF, world(enabled=False)),
@@ -78,6 +80,7 @@ STATES: list[tuple[PoolReasonCode, Snapshot]] = [
     (LendingObstacle.PROPOSALS_WAITING, world(16.0, [proposal("i0")], notice_s=60.0)),
     (LendingObstacle.ALL_NODES_LENT, world(0.0, (*LENT, a_loan("i2")))),
     (LendingObstacle.NODES_VETOED, with_node(world(), "i0 i1 i2", vetoed_until_s=NOW_S + 1.0)),
+    (LendingObstacle.REPLICAS_CANNOT_SLEEP, with_node(world(), "i0 i1 i2", standby=ABSENT)),
     (LendingObstacle.NODES_CORDONED, with_node(world(), "i0 i1 i2", cordoned=True, inference_gpus=8)),
     (LendingObstacle.NO_JOB_WANTS_GPUS, world(jobs=())),
     (LendingObstacle.NEXT_FULL_PASS, world()),

@@ -47,6 +47,7 @@ from ebbtide.client.views.fleet import (
     ProblemView,
     QueueView,
     ShortagesView,
+    StandbyStateView,
     UsageReportView,
     UsageRowView,
     UsageSumsView,
@@ -139,6 +140,7 @@ from ebbtide.client.views.serving import (
     ReplicaAdviceView,
     ServedModelView,
     ShadowView,
+    StandbyView,
     WayBackView,
 )
 
@@ -249,6 +251,8 @@ __all__ = [
     "SnapshotView",
     "SolvedPlanView",
     "StageView",
+    "StandbyStateView",
+    "StandbyView",
     "StateView",
     "StrategyView",
     "SwitchesView",

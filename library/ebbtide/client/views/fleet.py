@@ -48,6 +48,16 @@ class IncidentView(TypedDict):
     kind: str
 
 
+class StandbyStateView(TypedDict):
+    """What the inference replicas on a node do that can sleep."""
+
+    detail: str
+    failure: str
+    phase: str
+    retry_at_s: float
+    since_s: float
+
+
 class NodeView(TypedDict):
     """A host with GPUs of one model."""
 
@@ -67,6 +77,7 @@ class NodeView(TypedDict):
     pool: str
     quarantine: str
     serves_training: bool
+    standby: StandbyStateView | None
     state: str
 
 
@@ -223,6 +234,7 @@ class PoolExplanationView(TypedDict):
     quantile: float
     shadow: ShadowView | None
     stale_after_s: float
+    standby_blocked_nodes: int
     summary: str
     switches: LendingSwitchView
     vetoed_nodes: int

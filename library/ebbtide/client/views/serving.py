@@ -78,6 +78,19 @@ class KnownEventView(TypedDict):
     start_s: float
 
 
+class StandbyView(TypedDict):
+    """Replicas that sleep on a node while it is lent."""
+
+    gpu_memory_bytes: int
+    host_memory_bytes: int
+    level: int
+    namespace: str
+    port: int
+    selector: dict[str, str]
+    timeout_s: float
+    wake_s: float | None
+
+
 class LendingPolicyView(TypedDict):
     """Limits that the owner of an inference pool sets for its loans."""
 
@@ -97,6 +110,7 @@ class LendingPolicyView(TypedDict):
     quantile: float
     return_deadline_s: float
     shortage_target: float | None
+    standby: StandbyView | None
     time_zone: str
     veto_s: float
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.domain.gpu_sets import GpuShape
 from scheduler.domain.hardware import FleetHardware, NodeNetwork
 from scheduler.solver.profiles.catalog import (
     GpuSource,
@@ -15,11 +16,13 @@ from scheduler.solver.profiles.catalog import (
     find_gpu_source,
     list_gpu_names,
     load_gpu,
+    load_model,
     read_gpu_json,
 )
 from scheduler.solver.profiles.fleet_hardware import get_fleet_hardware, use_fleet_hardware, with_slowest_network
 from scheduler.solver.profiles.gpu_throughput import list_throughputs
 from scheduler.solver.profiles.hardware_profile import Collective, CollectiveTable
+from scheduler.solver.request import SolveRequest
 
 GPU = "h100-80g"
 SHIPPED = load_gpu(GPU)
@@ -39,6 +42,17 @@ def test_a_set_profile_takes_precedence_over_the_shipped_one() -> None:
     assert find_gpu_source(GPU, is_set_ignored=True) is GpuSource.SHIPPED
     use_fleet_hardware(FleetHardware())
     assert (load_gpu(GPU), find_gpu_source(GPU)) == (SHIPPED, GpuSource.SHIPPED)
+
+
+def test_plans_leave_the_memory_that_sleeping_replicas_keep() -> None:
+    use_fleet_hardware(FleetHardware(kept_bytes={GPU: 3 * 2**30}))
+    profile, shape = load_gpu(GPU), GpuShape.packed(GPU, 8, 8)
+    assert (profile.memory_bytes, profile.kept_bytes) == (SHIPPED.memory_bytes, 3 * 2**30)
+    (group,) = SolveRequest(load_model("gpt2"), (profile,), shape, 64).groups
+    assert group.limit_bytes == SHIPPED.memory_bytes - 3 * 2**30
+    (smaller,) = SolveRequest(load_model("gpt2"), (profile,), shape, 64, memory_bytes_max=2**30).groups
+    assert smaller.limit_bytes == 2**30
+    assert load_gpu("l4").kept_bytes == 0
 
 
 def test_a_set_profile_may_add_a_gpu_model() -> None:
