@@ -44,7 +44,7 @@ from ebbtide.client import Client
 if TYPE_CHECKING:
     from ebbtide.client.views import EventView
 
-PEAK_GPUS = {POOL: 1.6, INFERENCE_POOL: 120.0}
+PEAK_GPUS = {POOL: 1.6, INFERENCE_POOL: 88.0}
 """Demand at the highest load of the eight days, by inference pool."""
 SETTINGS = {
     "EBBTIDE_FULL_PASS_PERIOD_S": "2",
