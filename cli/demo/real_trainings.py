@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
+from types import TracebackType
 
 from cli.demo.checks import TrainingRun
 from cli.demo.service_process import DemoError, DemoService
@@ -32,8 +32,8 @@ class Training:
 
 
 TRAININGS: Mapping[str, Training] = {
-    "elastic-wide": Training(gpus_max=4, steps_per_s=1.6, step_delay_s=0.25, seed=0),
-    "elastic-narrow": Training(gpus_max=2, steps_per_s=1.0, step_delay_s=0.5, seed=1),
+    "elastic-wide": Training(gpus_max=4, steps_per_s=1.0, step_delay_s=0.6, seed=0),
+    "elastic-narrow": Training(gpus_max=2, steps_per_s=0.7, step_delay_s=0.9, seed=1),
 }
 
 
@@ -59,22 +59,58 @@ def submit_training(client: Client, service: DemoService, name: str, day_s: floa
     return str(client.submit(document)["id"])
 
 
-def run_references(service: DemoService, day_s: float) -> list[TrainingRun]:
-    """Run all trainings uninterrupted on one rank and without delays, at the same time."""
-    with ThreadPoolExecutor(len(TRAININGS)) as executor:
-        return list(executor.map(partial(_run_reference, service, day_s), TRAININGS))
+class ReferenceRuns:
+    """The same trainings, uninterrupted on one rank and without delays, while the day passes.
 
+    They have the lowest priority, and end with the block at the latest.
+    """
 
-def _run_reference(service: DemoService, day_s: float, name: str) -> TrainingRun:
-    folder = service.folder / "reference" / name
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("EBBTIDE_")}
-    folder.mkdir(parents=True)
-    with (folder / "train.log").open("wb") as log:
-        command = [sys.executable, *_build_arguments(name, day_s, folder, has_delay=False)]
-        done = subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
-    if done.returncode != 0:
-        raise DemoError(f"the uninterrupted run of {name} failed; see {log.name}")
-    return TrainingRun(name, _count_steps(name, day_s), GLOBAL_BATCH, service.ledgers / name, folder)
+    def __init__(self, service: DemoService, day_s: float) -> None:
+        self._service = service
+        self._day_s = day_s
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> ReferenceRuns:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("EBBTIDE_")}
+        for name in TRAININGS:
+            folder = self._get_folder(name)
+            folder.mkdir(parents=True)
+            command = [sys.executable, *_build_arguments(name, self._day_s, folder, has_delay=False)]
+            with (folder / "train.log").open("wb") as log:
+                self._processes[name] = subprocess.Popen(
+                    ["nice", "-n", "19", *command], env=environment, stdout=log, stderr=subprocess.STDOUT
+                )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+
+    def collect(self) -> list[TrainingRun]:
+        """Wait for the runs and return the ledgers to compare.
+
+        Raises:
+            DemoError: a run failed.
+        """
+        for name, process in self._processes.items():
+            if process.wait() != 0:
+                raise DemoError(f"the uninterrupted run of {name} failed; see {self._get_folder(name) / 'train.log'}")
+        return [
+            TrainingRun(
+                name,
+                _count_steps(name, self._day_s),
+                GLOBAL_BATCH,
+                self._service.ledgers / name,
+                self._get_folder(name),
+            )
+            for name in self._processes
+        ]
+
+    def _get_folder(self, name: str) -> Path:
+        return self._service.folder / "reference" / name
 
 
 def _count_steps(name: str, day_s: float) -> int:

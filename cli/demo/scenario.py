@@ -35,7 +35,7 @@ from cli.demo.day_view import build_day_view
 from cli.demo.demand_trace import DemandTrace, load_demand_trace
 from cli.demo.demo_routes import DemoRoutes
 from cli.demo.keyboard import read_keys, single_keys
-from cli.demo.real_trainings import NODES, POOL, TRAININGS, create_real_fleet, run_references, submit_training
+from cli.demo.real_trainings import NODES, POOL, TRAININGS, ReferenceRuns, create_real_fleet, submit_training
 from cli.demo.screen import LineScreen, LiveScreen, Screen, render_results
 from cli.demo.service_process import DemoError, DemoService
 from cli.demo.simulated_fleet import INFERENCE_POOL, create_simulated_fleet, list_submissions
@@ -113,12 +113,11 @@ def _run_scenario(console: Console, service: DemoService, options: DemoOptions) 
         routes.begin_day(started_at_s=started_at_s, day_s=trace.day_s)
         _announce_console(console, service, client, opens_browser=options.opens_browser)
         day = DemoDayRun(client, routes, service, trace, started_at_s)
-        with single_keys() as has_keys:
-            screen = _create_screen(console, service, has_keys=has_keys)
-            with screen:
+        with ReferenceRuns(service, trace.day_s) as references:
+            with single_keys() as has_keys, _create_screen(console, service, has_keys=has_keys) as screen:
                 day.run(screen, has_keys=has_keys)
-        console.print("The day is over. Running the same two trainings without interruption for comparison.")
-        return _check_day(day, run_references(service, trace.day_s))
+            console.print("The day is over. The same trainings without interruption end next, for comparison.")
+            return _check_day(day, references.collect())
 
 
 def _check_day(day: DemoDayRun, trainings: Sequence[TrainingRun]) -> tuple[list[CheckResult], str]:

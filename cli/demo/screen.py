@@ -15,6 +15,7 @@ from rich.text import Text
 
 from cli.demo.checks import CheckResult
 from cli.demo.day_view import DayView, PoolLine, RecallSummary, format_day_time
+from cli.demo.simulated_fleet import SIMULATED_PREFIX
 
 if TYPE_CHECKING:
     from ebbtide.client.views import EventView
@@ -36,6 +37,9 @@ EVENT_WORDS: Mapping[str, tuple[str, str]] = {
     "Breach": ("breach", "bold red"),
     "DecisionDropped": ("decision dropped", "bold red"),
 }
+NODE_EVENTS = frozenset(
+    {"NodeLent", "NodeRecalled", "NodeRecallCancelled", "NodeReturned", "Breach", "DecisionDropped"}
+)
 
 
 class Screen(Protocol):
@@ -114,13 +118,16 @@ def render_day(view: DayView, events: Sequence[Text], *, hint: str) -> Renderabl
 
 
 def render_event(passed: float, event: EventView) -> Text | None:
-    """Return the line of an event; None for one of little interest."""
-    if event["code"] not in EVENT_WORDS:
+    """Return the line of an event; None for one of little interest, such as every step of a simulated job."""
+    is_node_event = event["code"] in NODE_EVENTS
+    if not is_node_event and (event["code"] not in EVENT_WORDS or event["subject"].startswith(SIMULATED_PREFIX)):
         return None
     word, style = EVENT_WORDS[event["code"]]
-    return Text.assemble(
+    line = Text.assemble(
         (f"{format_day_time(passed)}  ", "dim"), (f"{word:<16}", style), f"{event['subject']:<26.26} ", event["message"]
     )
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
 
 
 def render_results(results: Sequence[CheckResult]) -> Table:

@@ -19,6 +19,8 @@ from scheduler.solver.profiles.catalog import load_gpu
 
 GPU = "h100-80g"
 GPUS_PER_NODE = 8
+SIMULATED_PREFIX = "sim-"
+"""Beginning of the names of all simulated pools, nodes and jobs."""
 TRAINING_POOL, INFERENCE_POOL = "sim-training", "sim-inference"
 INFERENCE_NODES, TRAINING_NODES = 16, 8
 CONTAINMENT = "simulated: no process runs on this machine"

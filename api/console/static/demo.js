@@ -13,7 +13,7 @@ const NOTE = "A recorded day in fast motion. Nodes whose names begin with sim- a
 const clock = el("strong", { class: "demo-clock" }, "");
 const passed = el("progress", { max: 1, value: 0, "aria-label": "Passed part of the day" });
 const news = el("p", { class: "demo-news", role: "status" }, "");
-const button = el("button", { type: "button", class: "primary", on: { click: surge } }, "Surge now");
+const button = el("button", { type: "button", on: { click: surge } }, "Surge now");
 const note = el("p", { class: "muted" }, NOTE);
 const bar = el("aside", { class: "demo", "aria-label": "Demo" },
   el("div", { class: "demo-day" }, el("span", { class: "badge" }, "Demo"), clock, passed),
