@@ -45,10 +45,10 @@ class SimulatedWorkload:
 
 
 WORKLOADS = (
-    SimulatedWorkload("pretrain", "llama-2-7b", 64, (8, 32), 60, 0.0, 0.16, 6),
-    SimulatedWorkload("finetune", "mistral-7b-v0.1", 32, (8, 16), 24, 0.01, 0.1, 9),
-    SimulatedWorkload("encoder", "bert-large", 512, (4, 16), 300, 0.03, 0.11, 8),
-    SimulatedWorkload("ablation", "gpt2", 256, (4, 8), 250, 0.04, 0.12, 7),
+    SimulatedWorkload("pretrain", "llama-2-7b", 64, (8, 32), 60, 0.0, 0.1, 8),
+    SimulatedWorkload("finetune", "mistral-7b-v0.1", 32, (8, 16), 24, 0.0, 0.1, 9),
+    SimulatedWorkload("encoder", "bert-large", 512, (4, 16), 300, 0.0, 0.13, 7),
+    SimulatedWorkload("ablation", "gpt2", 256, (4, 8), 250, 0.01, 0.15, 6),
 )
 
 
