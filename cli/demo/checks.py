@@ -51,7 +51,7 @@ class TrainingRun:
 def check_usage(total: UsageSumsView) -> CheckResult:
     """Check that jobs used lent GPUs, by the accounting of the service."""
     lent_hours, lost_hours = total["lent_gpu_s"] / HOUR_S, total["lost_gpu_s"] / HOUR_S
-    measured = f"{lent_hours:.2f} GPU-hours, {lost_hours:.2f} lost of all work"
+    measured = f"{lent_hours:.2f} GPU-hours, {lost_hours:.2f} GPU-hours of work lost"
     return CheckResult("jobs used lent GPUs", "more than 0 GPU-hours", measured, lent_hours > 0)
 
 

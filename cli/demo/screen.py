@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ebbtide.client.views import EventView
 
 EVENTS_SHOWN = 8
-BAR_WIDTH = 40
+BAR_WIDTH, STATE_WIDTH = 40, 36
 PLAIN_PERIOD = 1.0 / 24.0
 """Share of the day between two lines on output that is no terminal: one hour."""
 EVENT_WORDS: Mapping[str, tuple[str, str]] = {
@@ -109,7 +109,7 @@ def render_day(view: DayView, events: Sequence[Text], *, hint: str) -> Renderabl
         _render_clock(view, hint),
         Text(),
         _render_pools(view.pools),
-        Text.assemble(("Recalls  ", "bold"), _describe_recalls(view.recalls)),
+        Text(_describe_recalls(view.recalls)),
         Text(),
         _render_trainings(view),
         Text(),
@@ -171,7 +171,7 @@ def _render_pools(pools: Sequence[PoolLine]) -> Table:
 def _render_trainings(view: DayView) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     table.add_column("training on this machine")
-    table.add_column("state")
+    table.add_column("state", min_width=STATE_WIDTH)
     for head in ("GPUs", "step", "loss", "resizes"):
         table.add_column(head, justify="right")
     for job in view.trainings:

@@ -55,8 +55,9 @@ PAGES = (
     ConsolePage("node", "nodes/i3"),
     ConsolePage("what-if", "what-if"),
 )
-PAST_JOBS = (("tokenizer", 2, 8), ("reranker", 4, 8), ("distill", 8, 16), ("ablation", 4, 16), ("embeddings", 2, 4))
-"""Names and GPU ranges of jobs that come and go during the day."""
+PAST_JOBS = (("tokenizer", 2, 8), ("reranker", 4, 16), ("distill", 8, 24), ("ablation", 8, 16), ("embeddings", 4, 8))
+"""Names and GPU ranges of jobs that come and go during the day. One comes every JOB_ROUNDS ticks of five minutes."""
+JOB_ROUNDS = 3
 
 
 def main(words: Sequence[str]) -> int:
@@ -84,7 +85,7 @@ def _play_day(folder: Path) -> Iterator[ConsoleSite]:
         random, rounds = Random(7), round(HOURS * 3600.0 / TICK_S)
         for at in range(rounds):
             site.demand("inference", 42 + 28 * math.sin(2 * math.pi * at / rounds - 1.2) + random.uniform(-1.5, 1.5))
-            if at % 9 == 4:
+            if at % JOB_ROUNDS == 1:
                 _submit_past_job(site, at, random)
             if at % 70 == 50:
                 site.executor.crash_job(random.choice(site.executor.list_running_jobs()))
@@ -97,13 +98,13 @@ def _play_day(folder: Path) -> Iterator[ConsoleSite]:
 
 
 def _submit_past_job(site: ConsoleSite, at: int, random: Random) -> None:
-    name, least, most = PAST_JOBS[at // 9 % len(PAST_JOBS)]
+    name, least, most = PAST_JOBS[at // JOB_ROUNDS % len(PAST_JOBS)]
     document: dict[str, Any] = {
         "name": f"{name}-{at}",
         "queue": random.choice(("research", "products", "default")),
         "gpu": GPU,
         "gpus": {"min": least, "max": most},
-        "steps": random.randrange(3_000, 40_000),
+        "steps": random.randrange(10_000, 60_000),
         "onResize": "checkpoint",
         "command": ["python", "train.py"],
     }
