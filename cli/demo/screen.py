@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -97,7 +98,7 @@ class LineScreen:
             if line := render_event(passed, event):
                 self._console.print(line, soft_wrap=True)
         if view.passed >= self._due:
-            self._due += PLAIN_PERIOD
+            self._due = PLAIN_PERIOD * (math.floor(view.passed / PLAIN_PERIOD) + 1)
             pools = "; ".join(map(_describe_pool, view.pools))
             self._console.print(
                 f"{view.clock}  [bold]{pools}[/bold]; {_describe_recalls(view.recalls)}", soft_wrap=True
