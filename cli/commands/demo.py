@@ -20,7 +20,7 @@ DemoUrlOption = Annotated[
     str, typer.Option("--url", metavar="URL", help="Address of the demo, as its output names it.")
 ]
 
-app = typer.Typer(no_args_is_help=False)
+app = typer.Typer(name="demo")
 
 
 @app.callback(invoke_without_command=True)
