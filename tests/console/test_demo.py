@@ -12,6 +12,7 @@ from api.demo import DemoDay
 from tests.console.conftest import AXE, Opener
 from tests.console.console_site import ConsoleSite
 from tests.console.fleets import create_fleet, small_site
+from tests.console.test_access import create_token
 
 
 @pytest.fixture
@@ -58,6 +59,18 @@ def test_surge_recalls_lent_nodes_before_their_deadline(
         page.evaluate("axe.run(document.querySelector('.demo')).then((found) => found.violations.map((v) => v.id))")
         == []
     )
+
+
+def test_a_login_url_signs_in_before_the_controls_send_a_request(tmp_path: Path, opened: Opener) -> None:
+    site = small_site(tmp_path, auth="on", hours=0.1, demo=DemoDay())
+    try:
+        with site.client(create_token(site, "root", "admin")) as client:
+            code = client.create_login_code()["code"]
+        page = opened(f"{site.url}/#/login?code={code}")
+        expect(page.get_by_role("complementary", name="Demo")).to_contain_text("00:00")
+        expect(page.locator("#user .name")).to_have_text("root")
+    finally:
+        site.close()
 
 
 def test_a_service_that_is_no_demo_has_no_controls(fleet: ConsoleSite, opened: Opener) -> None:

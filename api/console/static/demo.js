@@ -1,5 +1,6 @@
 // Controls of the demo: the time of the replayed day, and a surge of demand. Only the demo's service loads this module.
 
+import "./app.js"; // first: it signs the browser in if the page was opened with a login URL
 import { get, post } from "./api.js";
 import { toast } from "./dialogs.js";
 import { el, say } from "./dom.js";
