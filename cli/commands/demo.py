@@ -12,7 +12,9 @@ from cli.output import print_message
 DEMO_URL = "http://127.0.0.1:8470"
 DAY_S, DAY_S_MIN = 180.0, 60.0
 OpenOption = Annotated[bool, typer.Option("--open", help="Open the web console in the browser of this machine.")]
-PictureOption = Annotated[Path | None, typer.Option("--picture", help="Save the output as an SVG picture as well.")]
+PictureOption = Annotated[
+    Path | None, typer.Option("--picture", help="Save the last screen as an SVG picture as well.")
+]
 DayOption = Annotated[
     float, typer.Option("--day-seconds", min=DAY_S_MIN, max=86_400.0, help="Seconds in which the day passes.")
 ]

@@ -5,6 +5,7 @@ The scenario reports demand to a real service, submits jobs, shows what happens,
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -31,12 +32,12 @@ from cli.demo.checks import (
     check_training,
     check_usage,
 )
-from cli.demo.day_view import build_day_view
+from cli.demo.day_view import DayView, build_day_view
 from cli.demo.demand_trace import DemandTrace, load_demand_trace
 from cli.demo.demo_routes import DemoRoutes
 from cli.demo.keyboard import read_keys, single_keys
 from cli.demo.real_trainings import NODES, POOL, TRAININGS, ReferenceRuns, create_real_fleet, submit_training
-from cli.demo.screen import LineScreen, LiveScreen, Screen, render_results
+from cli.demo.screen import LineScreen, LiveScreen, Screen, render_day, render_results
 from cli.demo.service_process import DemoError, DemoService
 from cli.demo.simulated_fleet import INFERENCE_POOL, create_simulated_fleet, list_submissions
 from ebbtide.client import Client
@@ -44,7 +45,7 @@ from ebbtide.client import Client
 if TYPE_CHECKING:
     from ebbtide.client.views import EventView
 
-PEAK_GPUS = {POOL: 1.6, INFERENCE_POOL: 88.0}
+PEAK_GPUS = {POOL: 1.4, INFERENCE_POOL: 88.0}
 """Demand at the highest load of the eight days, by inference pool."""
 SETTINGS = {
     "EBBTIDE_FULL_PASS_PERIOD_S": "2",
@@ -55,9 +56,9 @@ SETTINGS = {
     "EBBTIDE_LOG_LEVEL": "WARNING",
 }
 HISTORY_LEAD_S = 6.0
-JOBS_TIMEOUT_S = 150.0
+JOBS_TIMEOUT_S = 300.0
 REFRESH_S = 0.5
-PICTURE_WIDTH = 165
+PICTURE_WIDTH = 130
 _SURGE_KEY = "s"
 # rich references a web font in the SVG. Removing it keeps the picture free of external requests.
 _WEB_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
@@ -65,7 +66,7 @@ _WEB_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """Options of the demo. `picture` is an SVG file to save the output in."""
+    """Options of the demo. `picture` is an SVG file to save the last screen in."""
 
     day_s: float
     opens_browser: bool = False
@@ -74,20 +75,21 @@ class DemoOptions:
 
 def run_demo(options: DemoOptions) -> int:
     """Run the demo. Return 0 if every claim holds, else 1."""
-    picture = options.picture
-    console = Console(highlight=False, record=picture is not None, width=PICTURE_WIDTH if picture else None)
-    folder = Path(tempfile.mkdtemp(prefix="ebbtide-demo-"))
-    console.print(f"[bold]Ebbtide demo[/bold]: a recorded day of inference demand in {options.day_s:.0f} s.")
+    console, folder = Console(highlight=False), Path(tempfile.mkdtemp(prefix="ebbtide-demo-"))
+    console.print(
+        f"[bold]Ebbtide demo[/bold]: a recorded day of inference demand in {options.day_s:.0f} s. Files: {folder}",
+        soft_wrap=True,
+    )
     # Turn SIGTERM into SystemExit, so that `finally` stops the service and its workers.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     service = DemoService(folder, {**SETTINGS, "EBBTIDE_SEASON_S": str(options.day_s)})
     try:
-        results, summary = _run_scenario(console, service, options)
+        view, results, summary = _run_scenario(console, service, options)
         if os.environ.get("DEMO_KEEP") == "1":
             console.print(render_results(results), f"[bold]{summary}[/bold]")
             _keep_service(console, service)
     except DemoError as error:
-        console.print(f"[bold red]The demo failed:[/bold red] {error}. Files: {folder}")
+        console.print(f"[bold red]The demo failed:[/bold red] {error}")
         return 1
     except KeyboardInterrupt:
         console.print("Stopping.")
@@ -96,14 +98,22 @@ def run_demo(options: DemoOptions) -> int:
         service.stop()
     results = [*results, check_leftover_processes(service.find_leftover_processes())]
     console.print(render_results(results), f"[bold]{summary}[/bold]")
-    if picture is not None:
-        svg = console.export_svg(title="make demo")
-        picture.write_text(_WEB_FONTS.sub("", svg))
+    if options.picture is not None:
+        _save_picture(options.picture, view, results, summary)
     return 0 if all(result.passed for result in results) else 1
 
 
-def _run_scenario(console: Console, service: DemoService, options: DemoOptions) -> tuple[list[CheckResult], str]:
-    """Return the results and the last line."""
+def _save_picture(path: Path, view: DayView, results: Sequence[CheckResult], summary: str) -> None:
+    """Save the last screen as an SVG picture."""
+    console = Console(file=io.StringIO(), record=True, width=PICTURE_WIDTH, force_terminal=True)
+    console.print(render_day(view, (), hint=""), render_results(results), f"[bold]{summary}[/bold]", highlight=False)
+    path.write_text(_WEB_FONTS.sub("", console.export_svg(title="ebbtide demo")))
+
+
+def _run_scenario(
+    console: Console, service: DemoService, options: DemoOptions
+) -> tuple[DayView, list[CheckResult], str]:
+    """Return the state after the day, the results and the last line."""
     client = service.wait_until_ready()
     with client, DemoRoutes(service.url, service.token) as routes:
         create_real_fleet(client)
@@ -115,9 +125,9 @@ def _run_scenario(console: Console, service: DemoService, options: DemoOptions) 
         day = DemoDayRun(client, routes, service, trace, started_at_s)
         with ReferenceRuns(service, trace.day_s) as references:
             with single_keys() as has_keys, _create_screen(console, service, has_keys=has_keys) as screen:
-                day.run(screen, has_keys=has_keys)
+                view = day.run(screen, has_keys=has_keys)
             console.print("The day is over. The same trainings without interruption end next, for comparison.")
-            return _check_day(day, references.collect())
+            return view, *_check_day(day, references.collect())
 
 
 def _check_day(day: DemoDayRun, trainings: Sequence[TrainingRun]) -> tuple[list[CheckResult], str]:
@@ -174,8 +184,8 @@ class DemoDayRun:
         self._submissions = list_submissions()
         self._reported: dict[str, float] = {}
 
-    def run(self, screen: Screen, *, has_keys: bool) -> None:
-        """Replay the day and wait for the trainings.
+    def run(self, screen: Screen, *, has_keys: bool) -> DayView:
+        """Replay the day, wait for the trainings, and return the state after that.
 
         Raises:
             DemoError: a training failed, or did not end in time.
@@ -191,7 +201,7 @@ class DemoDayRun:
             self._submit_simulated_jobs()
             self._show(screen)
             _sleep_until(began_s + REFRESH_S)
-        self._show(screen)
+        return self._show(screen)
 
     @property
     def _passed_s(self) -> float:
@@ -222,7 +232,7 @@ class DemoDayRun:
         while self._submissions and self._submissions[0][0] * self._trace.day_s <= self._passed_s:
             self.client.submit(self._submissions.pop(0)[1])
 
-    def _show(self, screen: Screen) -> None:
+    def _show(self, screen: Screen) -> DayView:
         after = self.events[-1]["number"] if self.events else 0
         new_events = list(self.client.events(after=after, limit=1000))
         self.events.extend(new_events)
@@ -233,6 +243,7 @@ class DemoDayRun:
             [self.client.job(job_id) for job_id in self.trainings.values()],
         )
         screen.show(view, [((event["at_s"] - self._started_at_s) / self._trace.day_s, event) for event in new_events])
+        return view
 
 
 def _sleep_until(at_s: float) -> None:
