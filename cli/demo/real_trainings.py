@@ -62,7 +62,7 @@ def submit_training(client: Client, service: DemoService, name: str, day_s: floa
 class ReferenceRuns:
     """The same trainings, uninterrupted on one rank and without delays, while the day passes.
 
-    They have the lowest priority, and end with the block at the latest.
+    They have a lower priority than the day, and end with the block at the latest.
     """
 
     def __init__(self, service: DemoService, day_s: float) -> None:
@@ -78,7 +78,7 @@ class ReferenceRuns:
             command = [sys.executable, *_build_arguments(name, self._day_s, folder, has_delay=False)]
             with (folder / "train.log").open("wb") as log:
                 self._processes[name] = subprocess.Popen(
-                    ["nice", "-n", "19", *command], env=environment, stdout=log, stderr=subprocess.STDOUT
+                    ["nice", "-n", "10", *command], env=environment, stdout=log, stderr=subprocess.STDOUT
                 )
         return self
 

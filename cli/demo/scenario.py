@@ -154,9 +154,13 @@ def _report_history(client: Client, trace: DemandTrace) -> float:
 
 
 def _announce_console(console: Console, service: DemoService, client: Client, *, opens_browser: bool) -> None:
-    login_url = format_login_url(service.url, client.create_login_code()["code"])
+    """Print how to open the console. A login URL is printed on a terminal only, because other output may be a log."""
     console.print("2 trainings run on this machine. 24 nodes are simulated; their names begin with sim-.")
-    console.print(f"Console, signed in once: {login_url}", soft_wrap=True)
+    if not console.is_terminal:
+        console.print(f"`ebbtide console --url {service.url}` prints a URL that opens the console.", soft_wrap=True)
+    login_url = format_login_url(service.url, client.create_login_code()["code"])
+    if console.is_terminal:
+        console.print(f"Console, signed in once: {login_url}", soft_wrap=True)
     if opens_browser and not webbrowser.open(login_url):
         console.print("No browser was found. Open the URL yourself.")
 
