@@ -158,6 +158,8 @@ def _announce_console(console: Console, service: DemoService, client: Client, *,
     console.print("2 trainings run on this machine. 24 nodes are simulated; their names begin with sim-.")
     if not console.is_terminal:
         console.print(f"`ebbtide console --url {service.url}` prints a URL that opens the console.", soft_wrap=True)
+        if not opens_browser:
+            return
     login_url = format_login_url(service.url, client.create_login_code()["code"])
     if console.is_terminal:
         console.print(f"Console, signed in once: {login_url}", soft_wrap=True)
