@@ -14,10 +14,14 @@ FAST := $(addprefix tests/unit/,api documents domain executors forecast kubernet
 # Tests start hundreds of Python processes. Some images forbid cached bytecode, and each process would compile the sources.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo check test test-full campaign lint serve bench docs helm console generators frameworks clean
+.PHONY: demo pictures check test test-full campaign lint serve bench docs helm console generators frameworks clean
 
 demo: $(VENV)/installed
 	$(BIN)/ebbtide demo
+
+# Pictures of the console in docs/images/console. `make pictures PAGE=overview` draws one page.
+pictures: $(VENV)/installed
+	$(BIN)/python -m tests.console.pictures $(if $(PAGE),--only $(PAGE))
 
 check: lint
 	$(PYTEST) -q $(FAST)
@@ -79,7 +83,7 @@ $(FRAMEWORKS)/installed: tests/frameworks/requirements.txt tests/frameworks/cons
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps --editable library
 	touch $@
 
-# Charts of the console and the API reference. Without npm, figures are tables and /docs links the document.
+# Charts of the console and the API reference. Without npm, a checkout shows tables, and no wheel can be built.
 # No scripts: one dependency would send statistics.
 console:
 	npm ci --prefix api/console --ignore-scripts --no-fund --no-audit --loglevel=error || echo 'npm failed: no charts, no API reference' >&2

@@ -56,6 +56,8 @@ from api import (
 )
 from api.agent_state import AgentStateCache, MachineContacts
 from api.decision_watch import DecisionWatch
+from api.demo import DemoDay
+from api.demo import router as demo_router
 from api.explanations import PendingReasonCache
 from api.http.access_log import AccessLog
 from api.http.connection_limits import (
@@ -148,15 +150,18 @@ def create_app(
     lease: Callable[[], Lease | None],
     token_secret: bytes,
     run_log: RunLog,
+    demo: DemoDay | None = None,
 ) -> FastAPI:
     """Build the application.
 
     `lease` returns the current leader's lease. `token_secret` signs the tokens of workers and agents. `run_log` stores
-    what agents report. Only the hardware of the fleet is state of the process, which several applications share.
+    what agents report. With a `demo`, the application has its routes, and the console its controls. Only the hardware
+    of the fleet is state of the process, which several applications share.
 
     Raises:
         ValueError: An endpoint has no authorization rule.
     """
+    routers = _ROUTERS if demo is None else (demo_router, *_ROUTERS)
     app = OpenApiApp(
         title="Ebbtide",
         version=get_package_version(),
@@ -164,7 +169,7 @@ def create_app(
         docs_url=None,  # the interactive pages load scripts from a CDN
         redoc_url=None,
         redirect_slashes=False,
-        routes=[route for router in _ROUTERS for route in router.routes],  # include_router would analyse them again
+        routes=[route for router in routers for route in router.routes],  # include_router would analyse them again
     )
     agent_state = AgentStateCache(store, run_log)
     authenticator = Authenticator(store.tokens, store.sessions, settings, clock) if settings.auth == "on" else None
@@ -187,6 +192,7 @@ def create_app(
     )
     app.state.streams = StreamRegistry(store, streams_max=settings.streams_max)
     app.state.node_deltas = NodeDeltas()
+    app.state.demo = demo
     app.state.pending_reasons = PendingReasonCache(policies)
     app.state.problems = ProblemCache()
     add_error_handlers(app)

@@ -35,6 +35,10 @@ _REFERENCE_TAGS = (
     '<script src="/console/VERSION/swagger-ui.js" defer></script>\n'
     '<script src="/console/VERSION/reference.js" defer></script>'
 )
+_DEMO_TAGS = (
+    '<link rel="stylesheet" href="/console/VERSION/demo.css">\n'
+    '<script src="/console/VERSION/demo.js" type="module"></script>'
+)
 _MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -54,7 +58,7 @@ class ConsoleFiles:
     """All files by path below /console/`version`/, and the pages that load them. `version` changes with any file.
 
     The libraries of charts and of the reference come from npm. If they are not installed, `has_charts` or
-    `has_reference` is False and the page shows a note instead.
+    `has_reference` is False and the page shows a note instead. `demo_page` is the page with the controls of the demo.
     """
 
     def __init__(self) -> None:
@@ -70,7 +74,9 @@ class ConsoleFiles:
         contents = b"".join(name.encode() + b"\0" + hashlib.sha256(body).digest() for name, body in bodies.items())
         self.version = hashlib.sha256(contents).hexdigest()[:16]
         page = bodies.pop("index.html").decode().replace("<!-- charts -->", _CHART_TAGS if self.has_charts else "")
-        self.page = page.replace("VERSION", self.version).encode()
+        self.page, self.demo_page = (
+            page.replace("<!-- demo -->", tags).replace("VERSION", self.version).encode() for tags in ("", _DEMO_TAGS)
+        )
         tags = _REFERENCE_TAGS if self.has_reference else ""
         reference = bodies.pop("reference.html").decode().replace("<!-- reference -->", tags)
         self.reference = reference.replace("VERSION", self.version).encode()
@@ -107,8 +113,9 @@ load_console_files = cache(ConsoleFiles)
 @requires(PUBLIC)
 async def console_page(request: Request) -> Response:  # async: serves from memory without a thread
     """The page. It names its files by version, so browsers revalidate only the page."""
-    files = load_console_files()
-    return file_response(request, files.page, "text/html; charset=utf-8", f'"{files.version}"', REVALIDATE)
+    files, is_demo = load_console_files(), request.app.state.demo is not None
+    page, version = (files.demo_page, f"{files.version}-demo") if is_demo else (files.page, files.version)
+    return file_response(request, page, "text/html; charset=utf-8", f'"{version}"', REVALIDATE)
 
 
 @router.get("/docs")

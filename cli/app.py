@@ -151,7 +151,12 @@ SUBCOMMANDS = (
     Subcommand("simulate", "cli.commands.simulate:simulate", LOCAL_PANEL, "Compare scheduling policies on a trace."),
     Subcommand("serving", "cli.commands.serving:app", LOCAL_PANEL, "Size inference pools from requests."),
     Subcommand("replay", "cli.commands.replay:replay", LOCAL_PANEL, "Run one scheduling cycle on a saved snapshot."),
-    Subcommand("demo", "cli.commands.about:demo", LOCAL_PANEL, "Run a three-minute demo with real training processes."),
+    Subcommand(
+        "demo",
+        "cli.commands.demo:app",
+        LOCAL_PANEL,
+        "Replay a day of inference load in three minutes, with real trainings and a simulated fleet.",
+    ),
     Subcommand("version", "cli.commands.about:version", LOCAL_PANEL, "Print the version of Ebbtide and of Python."),
     Subcommand("completion", "cli.completion:completion", LOCAL_PANEL, "Print a shell completion script."),
     Subcommand(

@@ -16,7 +16,7 @@ ENV PATH=/opt/ebbtide/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOM
 # torch from the Python index is the CUDA build. A layer of its own survives changes of Ebbtide.
 RUN pip install --no-cache-dir torch==2.13.0
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY library library
 COPY scheduler scheduler
 COPY api api
@@ -24,7 +24,8 @@ COPY baselines baselines
 COPY cli cli
 COPY helm/ebbtide helm/ebbtide
 COPY deploy/*.service deploy/
-RUN pip install --no-cache-dir ./library .
+# The worker image serves no console, so it needs no libraries from npm.
+RUN EBBTIDE_BUILD_WITHOUT_CONSOLE=1 pip install --no-cache-dir ./library .
 WORKDIR /tmp
 # The user has no entry in /etc/passwd, so torch.compile reads its name from USER.
 # Checkpoint volumes must be writable by this user: set securityContext.fsGroup in the job's template.

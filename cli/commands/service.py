@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,7 @@ from cli.output import OutputFormat, OutputOption, format_count, print_document,
 from cli.service_settings import check_auth, check_other_users, database_errors, read_settings
 
 if TYPE_CHECKING:
+    from cli.composition.service import BuildController
     from scheduler.settings import Settings
 
 
@@ -63,9 +65,6 @@ def serve(
     that are declared with `ebbtide nodes add`. Ctrl-C lets jobs save and exit. After SIGTERM they go on until the
     service runs again, at most for EBBTIDE_DISCONNECT_S.
     """
-    from cli.supervisor import supervise
-
-    os.umask(_UMASK)
     overrides = {
         "EBBTIDE_HOST": host,
         "EBBTIDE_PORT": port,
@@ -73,6 +72,22 @@ def serve(
         "EBBTIDE_AUTH": "off" if has_no_auth else None,
     }
     os.environ.update({name: str(value) for name, value in overrides.items() if value is not None})
+    run_service(is_forced=is_forced, has_agent=not has_no_agent)
+
+
+def run_service(*, process_group: Sequence[str] = (), is_forced: bool = False, has_agent: bool = True) -> None:
+    """Run the processes of the service until Ctrl-C or SIGTERM.
+
+    Args:
+        process_group: the command whose subcommands `controller` and `api` are the processes; empty: `ebbtide` itself.
+
+    Raises:
+        CommandError: a process failed.
+        InputError: a setting is not accepted.
+    """
+    from cli.supervisor import supervise
+
+    os.umask(_UMASK)
     settings = read_settings()
     check_auth(settings)
     if not is_forced:
@@ -96,9 +111,9 @@ def serve(
         # All processes write their metrics to this folder, so that one scrape returns the sums.
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics
         names = ["API"] if settings.api_processes == 1 else [f"API {at + 1}" for at in range(settings.api_processes)]
-        apis = {name: [*child, "api", *(["--force"] if is_forced else [])] for name in names}
-        commands = {"controller": [*child, "controller"], **apis}
-        if not has_no_agent:
+        apis = {name: [*child, *process_group, "api", *(["--force"] if is_forced else [])] for name in names}
+        commands = {"controller": [*child, *process_group, "controller"], **apis}
+        if has_agent:
             commands["agent"] = _prepare_agent(settings, child)
         exit_code, reason = supervise(commands)
     if entry is not None:
@@ -123,6 +138,13 @@ def migrate(
 
 def controller() -> None:
     """Run the controller. `ebbtide serve` starts it."""
+    from cli.composition.service import build_controller
+
+    run_controller_process(build_controller)
+
+
+def run_controller_process(build: BuildController) -> None:
+    """Run the controller that `build` returns as a child of `run_service`."""
     from cli.composition.service import run_controller
     from cli.supervisor import exit_with_parent
 
@@ -131,12 +153,18 @@ def controller() -> None:
     _check_profiles(settings)
     exit_with_parent()
     _start_tracing("ebbtide-controller")
-    run_controller(settings)
+    run_controller(settings, build)
 
 
 def api(*, is_forced: ForceOption = False) -> None:
     """Run the API server. `ebbtide serve` starts it."""
     from cli.composition.service import run_api
+
+    run_api_process(run_api, is_forced=is_forced)
+
+
+def run_api_process(run: Callable[[Settings], None], *, is_forced: bool = False) -> None:
+    """Run the API with `run` as a child of `run_service`."""
     from cli.supervisor import exit_with_parent
     from scheduler.store.sqlite_lock import hold_api_lock
 
@@ -152,7 +180,7 @@ def api(*, is_forced: ForceOption = False) -> None:
             held.enter_context(hold_api_lock(settings.database_url))
         exit_with_parent()
         _start_tracing("ebbtide-api")
-        run_api(settings)
+        run(settings)
 
 
 def operator() -> None:

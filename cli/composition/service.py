@@ -51,6 +51,7 @@ from scheduler.telemetry.traces import TickTracer
 from scheduler.token_secret import load_token_secret
 
 if TYPE_CHECKING:
+    from api.demo import DemoDay
     from api.queue_secrets.missing_secrets import MissingSecretWatch
     from api.webhooks.deliverer import Backoff, DeliveryTimings, WebhookDeliverer
 
@@ -195,12 +196,15 @@ def make_holder_id() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def run_controller(settings: Settings) -> None:
+BuildController = Callable[[Settings, SqlStore], Controller]
+
+
+def run_controller(settings: Settings, build: BuildController = build_controller) -> None:
     """Run the controller until SIGTERM or SIGINT. Ranks go on."""
     configure_logging(settings.log_level, settings.log_format)
     store = SqlStore(settings.database_url, chains_audit=settings.audit_chain)
     try:
-        controller, stop = build_controller(settings, store), install_stop_signal()
+        controller, stop = build(settings, store), install_stop_signal()
         root = LogRoot(settings.run_dir)
         retention = build_retention(settings, store, epoch=lambda: controller.epoch, root=root)
         departed = DepartedMachines(
@@ -218,9 +222,12 @@ def run_controller(settings: Settings) -> None:
 
 
 def run_api(
-    settings: Settings, *, build_deliverer: Callable[[Settings, SqlStore, Clock], WebhookDeliverer] | None = None
+    settings: Settings,
+    *,
+    build_deliverer: Callable[[Settings, SqlStore, Clock], WebhookDeliverer] | None = None,
+    demo: DemoDay | None = None,
 ) -> None:
-    """Serve HTTP and run the background work of the API until SIGTERM or SIGINT."""
+    """Serve HTTP and run the background work of the API until SIGTERM or SIGINT. `demo` adds the demo's routes."""
     from api.app import create_app, serve
     from api.queue_secrets.missing_secrets import MissingSecretWatch
 
@@ -236,6 +243,7 @@ def run_api(
             lease=store.get_lease,
             token_secret=load_token_secret(settings.token_secret_path),
             run_log=store.run_log,
+            demo=demo,
         )
         with _background_work(
             (build_deliverer or build_webhook_deliverer)(settings, store, clock),

@@ -1,4 +1,4 @@
-"""The demo's service: `ebbtide serve` as a child process with its own folder and port."""
+"""The demo's service: a child process with its own folder and port."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
+from cli.commands.demo import DEMO_URL
 from cli.local_service import TOKEN_FILE, read_token_file
 from ebbtide.client import Client
 
@@ -31,10 +34,10 @@ class DemoService:
         self.ledgers = folder / "ledger"
         self.ledgers.mkdir()
         self.ledgers.chmod(0o1777)  # jobs run as another user
-        self.url = f"http://127.0.0.1:{_find_free_port()}"
+        self.url = f"http://127.0.0.1:{_choose_port(urlsplit(DEMO_URL).port or 0)}"
         self._log = (folder / "service.log").open("wb")
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "cli", "serve"],
+            [sys.executable, "-P", "-m", "cli", "demo", "serve"],
             env={**os.environ, **self._build_environment(settings)},
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -54,6 +57,11 @@ class DemoService:
         }
         return {**own, **settings}
 
+    @property
+    def token(self) -> str:
+        """The token of the user who runs the demo, once the service is ready."""
+        return read_token_file(self.folder / "run" / TOKEN_FILE)
+
     def wait_until_ready(self) -> Client:
         """Return a client with the service's token once the service is ready."""
         client = Client(self.url)
@@ -65,7 +73,7 @@ class DemoService:
                 raise DemoError(f"the service was not ready within {READY_TIMEOUT_S:.0f} s; see {self._log.name}")
             time.sleep(0.2)
         client.close()
-        return Client(self.url, token=read_token_file(self.folder / "run" / TOKEN_FILE))
+        return Client(self.url, token=self.token)
 
     def stop(self) -> None:
         """Stop the service and wait for it. Its agent ends the jobs."""
@@ -89,7 +97,12 @@ class DemoService:
             return False
 
 
-def _find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _choose_port(wanted: int) -> int:
+    """Return the wanted port if it is free, else another free one."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return int(probe.getsockname()[1])
+    raise DemoError("no port of 127.0.0.1 is free")

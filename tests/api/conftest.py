@@ -11,6 +11,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from api.app import create_app
+from api.demo import DemoDay
 from scheduler.domain.commands import Command, ForecastMade
 from scheduler.domain.fleet import Forecast
 from scheduler.domain.tick_report import TickReport
@@ -54,7 +55,9 @@ class AppTransport(httpx.BaseTransport):
 class ApiService:
     """The application with its store and a manual clock, so that a test can run ticks and inspect the inbox."""
 
-    def __init__(self, settings: Settings | None = None, store: ApiStore | None = None) -> None:
+    def __init__(
+        self, settings: Settings | None = None, store: ApiStore | None = None, *, demo: DemoDay | None = None
+    ) -> None:
         self.store: ApiStore = store or MemoryStore()
         self.run_log = MemoryRunLog()
         self.clock = ManualClock(NOW_S)
@@ -69,6 +72,7 @@ class ApiService:
             lease=lambda: self.leader,
             token_secret=SECRET,
             run_log=self.run_log,
+            demo=demo,
         )
         self.transport = AppTransport(self.app)
         self.http = httpx.Client(transport=self.transport, base_url="http://service")

@@ -13,6 +13,7 @@ import httpx
 from uvicorn import Config
 
 from api.app import Server, create_app
+from api.demo import DemoDay
 from ebbtide.client import Client
 from scheduler.domain.commands import Command, CommandBody, ForecastMade
 from scheduler.domain.fleet import Forecast, Node
@@ -49,6 +50,7 @@ class ConsoleSite:
         auth: Literal["on", "off"] = "off",
         port: int = 0,
         settings: Mapping[str, Any] | None = None,
+        demo: DemoDay | None = None,
     ) -> None:
         self.store = store
         self.folder = folder
@@ -64,6 +66,7 @@ class ConsoleSite:
             lease=lambda: self.leader,
             token_secret=SECRET,
             run_log=MemoryRunLog(),
+            demo=demo,
         )
         self.jobs: dict[str, str] = {}
         self._learned: list[Command] = []

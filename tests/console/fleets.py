@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from api.demo import DemoDay
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import DemandReading, Forecast, LoanState, Node, NodeState
 from scheduler.domain.job_queue import JobQueue
@@ -34,6 +35,7 @@ def small_site(
     hours: float = 3.0,
     port: int = 0,
     settings: Mapping[str, Any] | None = None,
+    demo: DemoDay | None = None,
 ) -> ConsoleSite:
     """Six training and ten inference nodes, some hours of demand history, running and pending jobs."""
     url = f"sqlite:///{folder / 'console.sqlite'}"
@@ -42,7 +44,9 @@ def small_site(
     nodes = [Node(name, pool, GPU, 8, GPU_BYTES) for name, pool in names]
     now_s = time.time() - hours * HOUR_S
     run_dir = folder / "run"
-    site = ConsoleSite(SqlStore(url), nodes, now_s=now_s, folder=run_dir, auth=auth, port=port, settings=settings)
+    site = ConsoleSite(
+        SqlStore(url), nodes, now_s=now_s, folder=run_dir, auth=auth, port=port, settings=settings, demo=demo
+    )
     site.tick()
     return site
 

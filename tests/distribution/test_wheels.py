@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from email.message import Message
@@ -12,11 +14,19 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.distribution.wheels import ROOT, build_wheels, create_environment, install, resolve
+from tests.distribution.wheels import (
+    ROOT,
+    build_wheels,
+    copy_sources,
+    create_environment,
+    install,
+    list_build_words,
+    resolve,
+)
 
 SERVER_PACKAGES = ("api", "baselines", "cli", "scheduler")
-NOT_INSTALLED = {"package.json", "package-lock.json"}
-"""Files in packages that only the build of the console reads."""
+NOT_INSTALLED = {"package.json", "package-lock.json", "tsconfig.json", "globals.d.ts", "responses.d.ts"}
+"""Files in packages that only the build and the type check of the console read."""
 CHARTS = ROOT / "api" / "console" / "node_modules" / "uplot"
 OLDEST = {"anyio": "3.6.2", "httpx": "0.23.3", "httpx-sse": "0.3.1", "tenacity": "8.2.0"}
 """The lower ends of the ranges. An environment with them must keep them."""
@@ -24,6 +34,8 @@ OLDEST = {"anyio": "3.6.2", "httpx": "0.23.3", "httpx-sse": "0.3.1", "tenacity":
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not CHARTS.exists():
+        pytest.skip("npm has not installed the console's libraries")
     return build_wheels(tmp_path_factory.mktemp("wheels"))
 
 
@@ -55,13 +67,22 @@ def test_the_servers_wheel_has_every_file_of_its_packages(wheels: Path) -> None:
     assert "cli/assets/alerts/rules.yaml" in files
 
 
-@pytest.mark.skipif(not CHARTS.exists(), reason="npm has not installed the console's chart library")
 def test_the_servers_wheel_has_the_consoles_libraries(wheels: Path) -> None:
     files = list_files(wheels, "ebbtide_server")
     modules = "api/console/node_modules"
     libraries = {f"{modules}/uplot/dist/uPlot.iife.min.js", f"{modules}/swagger-ui-dist/swagger-ui-bundle.js"}
     assert libraries <= files
     assert len([name for name in files if name.startswith(modules)]) < 10
+
+
+def test_a_build_without_the_consoles_libraries_fails(tmp_path: Path) -> None:
+    sources = copy_sources(tmp_path / "sources", "node_modules")
+    command = [*list_build_words(tmp_path / "wheels"), str(sources)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "make console" in done.stdout + done.stderr
+    subprocess.run(command, env={**os.environ, "EBBTIDE_BUILD_WITHOUT_CONSOLE": "1"}, check=True)
+    assert not any("node_modules" in name for name in list_files(tmp_path / "wheels", "ebbtide_server"))
 
 
 def test_the_users_wheel_has_the_users_package_alone(wheels: Path) -> None:

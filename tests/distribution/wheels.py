@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ("pyproject.toml", "README.md", "LICENSE")
+FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 FOLDERS = ("api", "baselines", "cli", "deploy", "docs", "helm", "library", "scheduler")
 OWN_PREFIXES = ("ebbtide", "__editable__")
 """Beginnings of the names under which an installation of the checkout is in an environment."""
@@ -20,17 +20,26 @@ OWN_PREFIXES = ("ebbtide", "__editable__")
 
 def build_wheels(folder: Path) -> Path:
     """Build both wheels and return their folder. Builds write next to their sources, so they run on a copy."""
-    sources, wheels = folder / "sources", folder / "wheels"
+    sources, wheels = copy_sources(folder / "sources"), folder / "wheels"
+    run(*list_build_words(wheels), str(sources / "library"), str(sources))
+    return wheels
+
+
+def copy_sources(sources: Path, *ignored: str) -> Path:
+    """Copy what the wheels are built from, except entries of the `ignored` names, and return the folder."""
     sources.mkdir()
     for name in FILES:
         shutil.copy(ROOT / name, sources)
-    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+    skipped = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", *ignored)
     for name in FOLDERS:
-        shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=ignored)
+        shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=skipped)
+    return sources
+
+
+def list_build_words(wheels: Path) -> list[str]:
+    """Return the command line that builds wheels into the folder, without the sources."""
     pip = (sys.executable, "-P", "-m", "pip", "--quiet", "--disable-pip-version-check")
-    options = ("--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(wheels))
-    run(*pip, "wheel", *options, str(sources / "library"), str(sources))
-    return wheels
+    return [*pip, "wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(wheels)]
 
 
 def create_environment(folder: Path, *, has_packages: bool) -> Path:
