@@ -1,4 +1,4 @@
-"""`ebbtide problems`: what is wrong with the service and its fleet."""
+"""`ebbtide problems`: the problems of the service and its fleet."""
 
 from __future__ import annotations
 
