@@ -30,7 +30,7 @@ class AlertRuleView(TypedDict):
         Field(description="Label by which a receiver is chosen: `critical` should page, `warning` open a ticket."),
     ]
     summary: Annotated[
-        str, Field(description="What the alert means. Labels and values are in angle brackets, such as `<pool>`.")
+        str, Field(description="Explanation of the alert. Labels and values are in angle brackets, such as `<pool>`.")
     ]
     expression: Annotated[str, Field(description="PromQL condition.")]
     pending: Annotated[str, Field(description="How long the condition must hold, such as `5m`.")]

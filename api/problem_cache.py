@@ -50,7 +50,7 @@ class FoundProblems:
 
 
 class RecentEvents:
-    """Reader of new events that counts what happened to each job in the last hour."""
+    """Reader of new events that counts the disturbances of each job in the last hour."""
 
     def __init__(self) -> None:
         self._log = ActivityLog()

@@ -1,4 +1,4 @@
-"""What is wrong with the service and its fleet, for the console's strip and `ebbtide problems`."""
+"""Problems of the service and its fleet, for the console's strip and `ebbtide problems`."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class ProblemView(TypedDict):
         str,
         Field(description="Id of the job or webhook, or name of the pool, node, machine or queue. Empty: the service."),
     ]
-    cause: Annotated[str, Field(description="What is wrong, as one sentence with the figures in `numbers`.")]
+    cause: Annotated[str, Field(description="The problem as one sentence with the figures in `numbers`.")]
     numbers: Annotated[dict[str, float], Field(description="Figures in `cause`, by name.")]
-    advice: Annotated[str, Field(description="What helps, as one sentence.")]
+    advice: Annotated[str, Field(description="Remedy, as one sentence.")]
     command: Annotated[str, Field(description="Command that does it, or shows more. Empty: none.")]
     since_s: Annotated[
         float | None, Field(description="When it began, in seconds since 1970 (UTC). Null: not recorded.")
     ]
-    meaning: Annotated[str, Field(description="What the code means for any subject.")]
+    meaning: Annotated[str, Field(description="Explanation of the code, for any subject.")]
     runbook: Annotated[str, Field(description="Path of the section of the runbook about this code.")]
 
 

@@ -1,4 +1,4 @@
-"""`ebbtide problems`: what is wrong with the service and its fleet."""
+"""`ebbtide problems`: the problems of the service and its fleet."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ def render_problems(found: Mapping[str, Any]) -> RenderableType:
 
     if not found["items"]:
         return Text("There are no problems.")
-    counts = found["severities"].items()
-    head = ", ".join(f"{count} {severity}" for severity, count in counts if count)
+    counts = found["severities"]
+    nouns = {"critical": "critical problem", "warning": "warning", "notice": "notice"}
+    head = ", ".join(format_count(counts[severity], noun) for severity, noun in nouns.items() if counts[severity])
     return stack(Text(head, style="bold"), *_render_groups(found))
 
 
 def _render_groups(found: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """Yield the problems code by code. Some severities of one code can differ, so a code may come twice."""
+    """Yield the problems by severity and code."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for item in found["items"]:
         groups.setdefault((item["severity"], item["code"]), []).append(item)
@@ -57,5 +58,5 @@ def _render_alike(items: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) 
         yield Text(f"\n{item['severity']}  {item['code']}{age}")
         yield Padding(Text(item["cause"]), (0, 0, 0, 2))
         yield Padding(Text(helps, style="dim"), (0, 0, 0, 2))
-    if more := len(items) - ALIKE_LISTED_MAX if len(items) > ALIKE_LISTED_MAX else 0:
+    if (more := len(items) - ALIKE_LISTED_MAX) > 0:
         yield Text(f"\n  and {format_count(more, 'more problem')} of code {items[0]['code']}")

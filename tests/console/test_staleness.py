@@ -107,7 +107,7 @@ def test_silent_connection_is_shown_as_lost(fleet: ConsoleSite, opened: Opener) 
     expect(connection).to_have_text("Connection lost, reconnecting")
     page.clock.run_for(50_000)
     page.unroute("**/v1/**")
-    _commit(fleet, lambda now: replace(now, nodes={k: v for k, v in now.nodes.items() if k != "t5"}))
+    _commit(fleet, lambda now: replace(now, nodes={k: v for k, v in now.nodes.items() if k != "i9"}))
     for _ in range(10):
         page.clock.run_for(7_000)
         time.sleep(0.2)

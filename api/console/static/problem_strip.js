@@ -1,4 +1,4 @@
-// What is wrong now: a strip on top of the overview, which is absent when all is well, and the entries of problems.
+// The strip of problems above the overview, which is absent when all is well, and the entries of problems.
 
 import { problemNote } from "./dialogs.js";
 import { copyButton, el, put, svg } from "./dom.js";

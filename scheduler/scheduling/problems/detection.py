@@ -1,4 +1,4 @@
-"""Find what is wrong with the service and its fleet, from one snapshot and a few facts besides it."""
+"""Find what is wrong with the service and its fleet, from one snapshot and a few more facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts that problems follow from besides the snapshot: they are stored elsewhere, or need history."""
+"""Facts from which problems follow in addition to the snapshot: they are stored elsewhere, or need history."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class GpuTimeUse:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that `find_problems` reads besides the snapshot.
+    """All that `find_problems` reads in addition to the snapshot.
 
     Args:
         now_s: time of the request, not before that of the snapshot.
         settings: settings of the policy set. `lends`: whether it lends at all.
         has_leader: whether a controller leads.
         failed_jobs: the newest jobs that failed in the last 24 hours.
-        activity: what happened to jobs in the last hour, by job id.
+        activity: disturbances of jobs in the last hour, by job id.
         gpu_time: None if it was not read.
         machines: machines with agents, including revoked ones.
         webhooks: all webhooks, enabled or not.

@@ -1,4 +1,4 @@
-"""What happened to each job in the last hour, counted from its events."""
+"""Disturbances of each job in the last hour, counted from its events."""
 
 from __future__ import annotations
 

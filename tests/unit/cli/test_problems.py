@@ -43,7 +43,7 @@ def test_warnings_are_success(run: Run, fleet: Any, monkeypatch: pytest.MonkeyPa
     plant(monkeypatch, *(a_problem(number, Severity.WARNING) for number in range(8)))
     result = run("problems")
     assert result.exit_code == ExitCode.OK
-    assert "8 warning" in result.stdout
+    assert "8 warnings" in result.stdout
     assert result.stdout.count("Repair the machine. Run `ebbtide events t") == 5
     assert "3 more" in result.stdout
 
