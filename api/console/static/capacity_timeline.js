@@ -1,7 +1,9 @@
 // The capacity timeline: use of each pool over time, the forecast of demand, and a slider that shows a past time.
 
 import { get } from "./api.js";
-import { hashOf, markersOf, RANGES, rangeOf, sliderStepS, timelineColumns, totalsOf, usesOf } from "./capacity_data.js";
+import {
+  hashOf, markersOf, RANGES, rangeFor, rangeOf, sliderStepS, timelineColumns, totalsOf, usesOf,
+} from "./capacity_data.js";
 import { card, el, empty, put, redraw, say } from "./dom.js";
 import { duration, figure, gpuTime, percent, plural, timeToMinute } from "./format.js";
 import { chart } from "./plotting.js";
@@ -45,6 +47,14 @@ export class CapacityTimeline {
     this.history = history;
     this.fetchedAtS = nowS;
     this.#draw();
+  }
+
+  /** Widens the range until it covers a time. */
+  cover(atS, nowS) {
+    this.range = rangeFor(this.range, atS, nowS);
+    for (const box of this.controls.querySelectorAll("input[type=radio]")) {
+      if (box instanceof HTMLInputElement) box.checked = box.value === this.range.key;
+    }
   }
 
   /** Shows a past time; null is the present. */
