@@ -134,6 +134,11 @@ export function totalsOf(history, pool) {
   };
 }
 
+/** Returns the index of the bin that contains a time, or of the first bin. */
+export function binAt(history, atS) {
+  return Math.max(0, history.at_s.findLastIndex((beginS) => beginS <= atS));
+}
+
 /** Returns the seconds between two positions of the slider: 200 positions, but whole minutes. */
 export function sliderStepS(seconds) {
   return Math.max(60, Math.round(seconds / 200 / 60) * 60);

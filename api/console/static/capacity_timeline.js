@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import {
-  hashOf, markersOf, RANGES, rangeFor, rangeOf, sliderStepS, timelineColumns, totalsOf, usesOf,
+  binAt, hashOf, markersOf, RANGES, rangeFor, rangeOf, sliderStepS, timelineColumns, totalsOf, usesOf,
 } from "./capacity_data.js";
 import { card, el, empty, put, redraw, say } from "./dom.js";
 import { duration, figure, gpuTime, percent, plural, timeToMinute } from "./format.js";
@@ -150,14 +150,16 @@ class PoolTimeline {
     const { range } = this.timeline;
     const { values, drawn, now } = timelineColumns(history, pool, range.aheadS);
     const hasFan = history.pools.some((each) => each.fan); // all charts cover the same time
+    this.now = now;
     this.plot.update(values, now, [history.from_s, history.now_s + (hasFan ? range.aheadS : 0)], drawn);
     say(this.note, sentence(history, pool));
     redraw(this.legend, String(this.markers.length > 0), () => this.#marks(pool));
   }
 
-  /** Draws the marks again, after another time was picked. */
+  /** Draws the marks again, after another time was picked, and shows its values. */
   redraw() {
-    this.plot?.redraw();
+    const { atS } = this.timeline;
+    if (this.plot) this.plot.redraw(atS === null ? this.now : binAt(this.history, atS));
   }
 
   #spec(pool) {

@@ -94,6 +94,11 @@ test("range and time are in the address", () => {
   for (const text of ["", null, "x", "-5", "2000"]) assert.equal(data.parseTime(text, NOW_S), null);
 });
 
+test("a time belongs to one bin", () => {
+  const past = history();
+  assert.deepEqual([0, 820, 879, 880, NOW_S].map((atS) => data.binAt(past, atS)), [0, 0, 0, 1, 2]);
+});
+
 test("the slider has about 200 positions of whole minutes", () => {
   for (const range of data.RANGES) {
     const stepS = data.sliderStepS(range.seconds);
