@@ -61,8 +61,8 @@ def build_recorded_period(
             continue
         pools.append(_describe_pool(pool, nodes, differences))
         if pool.kind is PoolKind.INFERENCE:
-            capacity = pools[-1]["nodes"] * pools[-1]["gpus_per_node"]
-            demand[name] = _resample(pool, readings.get(name, ()), capacity, from_s, snapshot.now_s, differences)
+            known = readings.get(name) or (_assume_full_demand(pools[-1], from_s, differences),)
+            demand[name] = _resample(known, from_s, snapshot.now_s)
     if not any(pool["kind"] == PoolKind.TRAINING for pool in pools):
         raise ValueError("the fleet has no node in a training pool. Add one to compare policies on it")
     measured = [_with_measured_work(job, snapshot.now_s) for job in submitted]
@@ -97,18 +97,20 @@ def _describe_queues(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
         yield {"name": name, **queue.quota}
 
 
-def _resample(
-    pool: Pool, readings: Sequence[DemandReading], capacity: int, from_s: float, to_s: float, differences: list[str]
-) -> list[DemandReading]:
+def _assume_full_demand(pool: Mapping[str, Any], from_s: float, differences: list[str]) -> DemandReading:
+    """Return a reading for a pool without any: nothing shows that one of its nodes could have been lent."""
+    capacity = pool["nodes"] * pool["gpus_per_node"]
+    differences.append(f"pool {pool['name']} has no recorded demand; it is taken to need all its {capacity} GPUs")
+    return DemandReading(from_s, float(capacity), float(capacity))
+
+
+def _resample(readings: Sequence[DemandReading], from_s: float, to_s: float) -> list[DemandReading]:
     """Return one reading for each step. Each holds until the next; before the first one, the first one holds."""
     steps = max(1, int((to_s - from_s) / DEMAND_STEP_S))
-    if not readings:
-        differences.append(f"pool {pool.name} has no recorded demand; it is taken to need all its {capacity} GPUs")
-    known = readings or (DemandReading(from_s, float(capacity), float(capacity)),)
     resampled = list[DemandReading]()
     for step in range(steps):
         at_s = from_s + step * DEMAND_STEP_S
-        latest = known[max(0, bisect_right(known, at_s, key=attrgetter("at_s")) - 1)]
+        latest = readings[max(0, bisect_right(readings, at_s, key=attrgetter("at_s")) - 1)]
         resampled.append(DemandReading(at_s, latest.gpus, latest.asked_gpus))
     return resampled
 

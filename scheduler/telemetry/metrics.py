@@ -67,8 +67,8 @@ OWN, LENT = GPU_OWNERS = ("own", "lent")
 DELIVERY_OUTCOMES = (DeliveryState.DELIVERED.value, "failed", DeliveryState.DEAD.value)
 RETENTION_KINDS = (
     *("events", "decisions", "audit", "commands", "deliveries", "ended_jobs", "ended_loans", "readings", "usage"),
-    *("logs", "archives", "recall_receipts", "checkpoints", "hourly_checkpoints"),
-    *("capacity_minutes", "capacity_ten_minutes", "capacity_hours", "allocations"),
+    *("logs", "archives", "recall_receipts", "allocations"),
+    *("capacity_minutes", "capacity_ten_minutes", "capacity_hours", "checkpoints", "hourly_checkpoints"),
 )
 
 

@@ -51,8 +51,8 @@ export function hoursOf(sums) {
 }
 
 /**
- * Returns one bar for each day of the period, also for days without a row. Values are GPU-hours. Empty days at the start
- * are left out, down to BARS_MIN bars.
+ * Returns one bar for each day of the period, also for days without a row. Values are GPU-hours.
+ * Empty days at the start are left out, down to BARS_MIN bars.
  * @param {any[]} items rows by day
  * @param {number} fromS
  * @param {number} toS
