@@ -134,6 +134,18 @@ class ServiceAccountTokenView(TypedDict):
     token: TokenView
 
 
+class SettingView(TypedDict):
+    """A setting of the process that responds."""
+
+    default: Any
+    description: str
+    name: str
+    secret: bool
+    source: str
+    value: Any
+    variable: str
+
+
 class SnapshotView(TypedDict):
     """The whole live state in the domain's own encoding, as `ebbtide replay` reads it."""
 
