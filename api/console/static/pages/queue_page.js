@@ -29,7 +29,7 @@ export const title = (name) => `Queue ${name}`;
 
 export async function show(root, { params, signal }) {
   const page = new QueuePage(root, params[0], signal);
-  const wants = (event) => /^(Queue|Job)/.test(event.code);
+  const wants = (event) => event.subject === page.name;
   page.again = keepUp(() => page.refresh(), { signal, wants, failed: page.frame.failedOrGone("#/queues") });
 }
 
