@@ -183,7 +183,7 @@ function pendingJobs(jobs, queue) {
 }
 
 function memberTable(members, queue) {
-  if (members === null) return el("p", { class: "muted" }, "Only admins see who may submit to the queue.");
+  if (members === null) return el("p", { class: "muted" }, "Only admins see the members of the queue.");
   const groups = el("p", { class: "small muted" }, "Groups of the identity provider can grant roles as well: see ",
     el("a", { href: "#/settings?name=oidc_groups" }, "the setting oidc_groups"), ".");
   if (!members.length) {
