@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from playwright.sync_api import expect
 
 from scheduler.settings import Settings
@@ -17,6 +18,32 @@ __all__ = ["guarded"]  # a fixture
 
 INVALID = ("422", "404")
 HOOK = "https://hooks.example.com/ebbtide"
+
+
+@pytest.mark.parametrize(
+    ("path", "route"),
+    [
+        ("nodes", "/v1/overview*"),
+        ("queues", "/v1/queues*"),
+        ("pools", "/v1/pools*"),
+        ("decisions", "/v1/decisions*"),
+        ("audit", "/v1/audit*"),
+        ("webhooks", "/v1/webhooks*"),
+        ("tokens", "/v1/tokens*"),
+        ("settings", "/v1/settings*"),
+    ],
+)
+def test_an_error_is_shown_and_disappears(site: ConsoleSite, opened: Opener, path: str, route: str) -> None:
+    page = opened(f"{site.url}/#/loans", expects=("503",))
+    expect(page.get_by_role("heading", name="Loans", exact=True)).to_be_visible()
+    problem = {"title": "The database is busy", "detail": "try again", "type": "about:blank", "status": 503}
+    page.route(f"**{route}", lambda request: request.fulfill(status=503, json=problem))
+    page.goto(f"{site.url}/#/{path}")
+    expect(page.get_by_role("alert")).to_contain_text("The database is busy")
+    page.unroute(f"**{route}")
+    page.reload()
+    expect(page.locator("main .card, main .facts").first).to_be_visible()
+    expect(page.get_by_role("alert")).to_have_count(0)
 
 
 def test_a_webhook_is_created_tested_disabled_and_deleted(fleet: ConsoleSite, opened: Opener) -> None:

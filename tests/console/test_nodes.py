@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import httpx
 from playwright.sync_api import expect
 
+from api.openapi import load_examples
 from scheduler.domain.fleet import NodeState
+from scheduler.package_version import get_package_version
 from tests.console.fleets import LARGE_NODES, commit_nodes
 from tests.console.test_access import UNAUTHORIZED, create_token, guarded, sign_in
 
@@ -110,6 +113,25 @@ def test_a_proposed_loan_is_vetoed_with_a_reason(fleet: ConsoleSite, opened: Ope
     expect(page.get_by_role("region", name="Loans", exact=True)).to_contain_text("vetoed")
     with fleet.client() as client:
         assert any("a release is rolling out" in event["message"] for event in client.events())
+
+
+def test_a_machines_agent_and_hardware_are_shown(fleet: ConsoleSite, opened: Opener) -> None:
+    example = load_examples()["JoinDocument"]
+    with fleet.client() as client:
+        token = client.create_join_token("training")["secret"]
+    document = {**example, "name": "m0", "version": get_package_version(), "clock_s": fleet.clock.now_s()}
+    headers = {"Authorization": f"Bearer {token}"}
+    httpx.post(f"{fleet.url}/v1/machines:join", json=document, headers=headers).raise_for_status()
+    fleet.tick()
+    page = opened(f"{fleet.url}/#/nodes/m0")
+    agent = page.get_by_role("region", name="Agent")
+    expect(agent).to_contain_text(get_package_version())
+    expect(agent).to_contain_text("No report yet")
+    hardware = page.get_by_role("region", name="Hardware")
+    expect(hardware).to_contain_text(example["inventory"]["gpus"][0]["name"])
+    expect(hardware).to_contain_text(example["inventory"]["nics"][0]["name"])
+    page.goto(f"{fleet.url}/#/nodes/t0")
+    expect(page.get_by_role("region", name="Agent")).to_contain_text("No agent")
 
 
 def test_a_viewer_sees_why_levers_are_off(guarded: ConsoleSite, opened: Opener) -> None:

@@ -34,8 +34,7 @@ export async function show(root, { query, signal }) {
     pages.update(next);
   };
   frame.describe("Each tick of the scheduler records its decisions with their reasons.");
-  const again = keepUp(refresh, { signal, everyS: 10, wants: (event) => /^(Job|Node|Loan)/.test(event.code),
-    failed: frame.failed });
+  const again = keepUp(refresh, { signal, wants: () => false, failed: frame.failed });
 }
 
 function contents(decisions, next, wanted) {

@@ -196,8 +196,8 @@ function legend() {
 function loanTable(loans, nowS) {
   const known = (atS) => (atS ? when(atS) : "–");
   const rows = loans.slice(0, ROWS_MAX).map((loan) => [
-    loan.node,
-    loan.pool,
+    el("a", { href: `#/nodes/${encodeURIComponent(loan.node)}` }, loan.node),
+    el("a", { href: `#/pools/${encodeURIComponent(loan.pool)}` }, loan.pool),
     badge(loan.state, loan.state === "active" ? "lent" : loan.state),
     when(loan.offered_at_s),
     known(loan.lent_at_s),

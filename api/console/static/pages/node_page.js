@@ -19,7 +19,7 @@ export const title = (name) => `Node ${name}`;
 
 export async function show(root, { params, signal }) {
   const page = new NodePage(root, params[0], signal);
-  const wants = (event) => event.subject === page.name || /^(Job|Loan|Recall)/.test(event.code);
+  const wants = (event) => event.subject === page.name || page.jobs.has(event.subject);
   page.again = keepUp(() => page.refresh(), { signal, wants, failed: page.frame.failed });
 }
 
@@ -31,6 +31,7 @@ class NodePage {
     this.signal = signal;
     this.frame = new PageFrame(root, `Node ${name}`, { back: { href: "#/nodes", name: "Nodes" } });
     this.figures = el("div");
+    this.jobs = new Set();
     this.readAtMs = -Infinity;
   }
 
@@ -44,6 +45,7 @@ class NodePage {
       whoAmI(),
       this.#readHardware(node),
     ]);
+    this.jobs = new Set(Object.keys(node.jobs));
     const disabledReason = lacksRole(who, "admin");
     const vetoS = pool.lending?.veto_s ?? 0;
     this.frame.offer(nodeActions(node, { poolKind: pool.kind, vetoS, disabledReason }), () => this.again());

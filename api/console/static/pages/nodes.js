@@ -26,8 +26,8 @@ export const title = () => "Nodes";
 
 export async function show(root, { query, signal }) {
   const page = new NodesPage(root, query, signal);
-  const wants = (event) => /^(Node|Loan|Job|Pool)/.test(event.code);
-  keepUp(() => page.refresh(), { signal, everyS: 10, wants, failed: page.frame.failed });
+  const wants = (event) => /^(Node|Loan|Pool)/.test(event.code);
+  keepUp(() => page.refresh(), { signal, wants, failed: page.frame.failed });
 }
 
 class NodesPage {

@@ -36,21 +36,24 @@ class PoolPage {
   async refresh() {
     const read = (path, query = {}) => get(path, { query, signal: this.signal });
     const path = `/v1/pools/${encodeURIComponent(this.name)}`;
-    const [pool, who] = await Promise.all([read(path), whoAmI()]);
+    const [pool, overview, who] = await Promise.all([
+      read(path),
+      read("/v1/overview", { generation: this.generation }),
+      whoAmI(),
+    ]);
+    this.generation = overview.generation;
     this.who = who;
     this.frame.offer(poolActions(pool, lacksRole(who, "admin")), () => this.again());
     if (pool.kind !== "inference") {
       this.#drawTraining(pool);
       return;
     }
-    const [overview, explanation, report, recalls, loans] = await Promise.all([
-      read("/v1/overview", { generation: this.generation }),
+    const [explanation, report, recalls, loans] = await Promise.all([
       read(`${path}/explanation`),
       read(`${path}/safety-report`),
       read("/v1/recalls", { pool: this.name, limit: RECALLS }),
       read("/v1/loans", { pool: this.name, state: LIVE, limit: LOANS }),
     ]);
-    this.generation = overview.generation;
     await this.#draw(pool, { overview, explanation, report, recalls: recalls.items, loans: loans.items });
   }
 

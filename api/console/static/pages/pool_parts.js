@@ -214,10 +214,14 @@ export function recallTable(receipts) {
 function recallLine(receipt) {
   const state = receipt.outcome ?? "recalled";
   const word = receipt.outcome ? receipt.outcome.replace("_", " ") : "open";
-  const taken = receipt.returned_at_s === null ? ["return by ", due(receipt.return_by_s)]
-    : [`returned in ${duration(Math.round(receipt.returned_at_s - receipt.asked_at_s))} `,
-      `of ${duration(Math.round(receipt.return_by_s - receipt.asked_at_s))}`];
-  return el("p", {}, nodeLink(receipt.node), " ", badge(state, word), ", ", taken, `: ${receipt.detail}`);
+  return el("p", {}, nodeLink(receipt.node), " ", badge(state, word), returnText(receipt), `: ${receipt.detail}`);
+}
+
+/** Returns how long the return took, or the deadline of an open recall. */
+function returnText({ asked_at_s: asked, return_by_s: deadline, returned_at_s: returned, outcome }) {
+  const taken = (untilS) => duration(Math.round(untilS - asked));
+  if (returned !== null) return `, returned in ${taken(returned)} of ${taken(deadline)}`;
+  return outcome === null && [", return by ", due(deadline)];
 }
 
 function recallDetails(receipt) {

@@ -29,7 +29,7 @@ export const title = (name) => `Queue ${name}`;
 
 export async function show(root, { params, signal }) {
   const page = new QueuePage(root, params[0], signal);
-  const wants = (event) => /^(Queue|Job)/.test(event.code);
+  const wants = (event) => event.subject === page.name;
   page.again = keepUp(() => page.refresh(), { signal, wants, failed: page.frame.failedOrGone("#/queues") });
 }
 
@@ -183,7 +183,7 @@ function pendingJobs(jobs, queue) {
 }
 
 function memberTable(members, queue) {
-  if (members === null) return el("p", { class: "muted" }, "Only admins see who may submit to the queue.");
+  if (members === null) return el("p", { class: "muted" }, "Only admins see the members of the queue.");
   const groups = el("p", { class: "small muted" }, "Groups of the identity provider can grant roles as well: see ",
     el("a", { href: "#/settings?name=oidc_groups" }, "the setting oidc_groups"), ".");
   if (!members.length) {

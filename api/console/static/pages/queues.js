@@ -29,8 +29,8 @@ export const title = () => "Queues";
 
 export async function show(root, { query, signal }) {
   const page = new QueuesPage(root, query, signal);
-  const wants = (event) => /^(Queue|Job)/.test(event.code);
-  page.again = keepUp(() => page.refresh(), { signal, everyS: 10, wants, failed: page.frame.failed });
+  const wants = (event) => event.code === "QueueChanged";
+  page.again = keepUp(() => page.refresh(), { signal, wants, failed: page.frame.failed });
 }
 
 class QueuesPage {
