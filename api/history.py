@@ -42,7 +42,7 @@ TimeParameter = Annotated[float | None, Query(ge=0, le=_TIME_S_MAX, allow_inf_na
 class CapacityUsesView(TypedDict):
     """Mean GPUs by use, one number for each bin. They add up to `capacity`. Null: nothing was observed in the bin."""
 
-    inference: Annotated[GpuSeries, Field(description="Used by inference.")]
+    inference: Annotated[GpuSeries, Field(description="GPUs that pods or servers of the pool hold, as last observed.")]
     used: Annotated[GpuSeries, Field(description="Held by jobs, on nodes that training owns.")]
     lent_used: Annotated[GpuSeries, Field(description="Held by jobs, on nodes of an inference pool.")]
     lent_idle: Annotated[GpuSeries, Field(description="On lent or recalled nodes, used by none.")]
@@ -72,7 +72,7 @@ class ForecastFanView(TypedDict):
 class PoolHistoryView(TypedDict):
     """Use of one pool over time. All lists have one element for each of `at_s`."""
 
-    name: Annotated[str, Field(description="Name of the pool.")]
+    name: Annotated[str, Field(description="Unique label chosen at creation.")]
     kind: Annotated[PoolKind, Field(description="Whether its nodes run training jobs or serve inference.")]
     capacity: Annotated[GpuSeries, Field(description="Mean number of GPUs of all its nodes, up or not.")]
     uses: Annotated[CapacityUsesView, Field(description="Mean GPUs by use.")]
@@ -115,7 +115,7 @@ class HistoryView(TypedDict):
 class PastJobView(TypedDict):
     """A job at a past time."""
 
-    id: Annotated[str, Field(description="Unique id of the job.")]
+    id: Annotated[str, Field(description="Label under which `/v1/jobs` has it, also after its end.")]
     name: Annotated[str, Field(description="Display name from its document.")]
     queue: Annotated[str, Field(description="Queue whose GPU quota was charged.")]
     owner: Annotated[str, Field(description="Display name of its owner.")]
@@ -138,7 +138,7 @@ class PastFleetView(TypedDict):
     nodes: Annotated[list[NodeSummaryView], Field(description="All nodes with their use, by name.")]
     jobs: Annotated[list[PastJobView], Field(description="Jobs that held GPUs, by id.")]
     pending: Annotated[list[PastJobView], Field(description="Pending jobs that had waited longest, at most 200.")]
-    pending_jobs: Annotated[int, Field(description="Number of pending jobs.")]
+    pending_jobs: Annotated[int, Field(description="Number of all jobs that waited for GPUs, named above or not.")]
     pending_gpus: Annotated[int, Field(description="Number of GPUs that they needed at least.")]
     events: Annotated[list[EventView], Field(description="Events of the half hour before `at_s`, newest first.")]
 

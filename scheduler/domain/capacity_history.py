@@ -155,8 +155,10 @@ def roll_up(bins: Iterable[CapacityBin], step_s: int) -> tuple[CapacityBin, ...]
     for each in bins:
         at_s = each.at_s // step_s * step_s
         known = merged.get((each.pool, at_s))
-        moved = replace(each, step_s=step_s, at_s=at_s)
-        merged[each.pool, at_s] = moved if known is None else known.merge(moved)
+        if known is not None:
+            merged[each.pool, at_s] = known.merge(each)
+        else:
+            merged[each.pool, at_s] = each if each.step_s == step_s else replace(each, step_s=step_s, at_s=at_s)
     return tuple(merged[key] for key in sorted(merged))
 
 

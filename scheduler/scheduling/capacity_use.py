@@ -59,9 +59,11 @@ def classify_capacity(snapshot: Snapshot) -> Mapping[str, PoolUse]:
     """Return the use of the GPUs of every pool, by name."""
     waiting, holders, loans = _PendingDemand(snapshot), snapshot.index.holders, snapshot.loans
     counts = {name: _PoolCounts(is_owned=pool.kind is PoolKind.TRAINING) for name, pool in snapshot.pools.items()}
+    wanted = {gpu: waiting.wants(gpu) for gpu in {node.gpu for node in snapshot.nodes.values()}}
     for name, node in snapshot.nodes.items():
         is_lent = name in loans and snapshot.is_lent(node)
-        counts[node.pool].add(node, len(holders.get(name, ())), is_lent, waiting.wants(node.gpu))
+        held = holders.get(name)
+        counts[node.pool].add(node, len(held) if held else 0, is_lent, wanted[node.gpu])
     return {pool: _build_use(snapshot, pool, counted, waiting) for pool, counted in counts.items()}
 
 

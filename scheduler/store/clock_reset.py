@@ -19,7 +19,7 @@ from scheduler.store.database import METADATA, make_snapshot_engine, open_engine
 from scheduler.store.machines import MACHINES
 from scheduler.store.schema_migration import require_current_revision
 from scheduler.store.sql_api_tables import AUDIT_LOG
-from scheduler.store.sql_capacity_history import CAPACITY_BINS, FLEET_CHECKPOINTS, decode_bin_row, write_bins
+from scheduler.store.sql_capacity_history import CAPACITY_BINS, FLEET_CHECKPOINTS, take_late_bins, write_bins
 from scheduler.store.sql_history import EVENTS, USAGE, add_usage_entries, decode_usage_row
 from scheduler.store.sql_run_log import AGENT_REPORTS
 from scheduler.store.sql_state import LEASE, STATE
@@ -169,10 +169,8 @@ def _shift_usage(connection: Connection, shift: _TimeShift) -> int:
 
 def _shift_capacity(connection: Connection, shift: _TimeShift) -> int:
     """Add the late bins of all tiers to those of the hours in which they happened."""
-    is_late = CAPACITY_BINS.c.at_s > int(shift.after_s)
-    bins = [decode_bin_row(row) for row in connection.execute(select(CAPACITY_BINS).where(is_late)).all()]
+    bins = take_late_bins(connection, after_s=int(shift.after_s))
     hours_s = round(shift.by_s / HOUR_S) * int(HOUR_S)
-    connection.execute(delete(CAPACITY_BINS).where(is_late))
     write_bins(connection, [replace(each, at_s=each.at_s - hours_s) for each in bins])
     return len(bins)
 

@@ -23,6 +23,7 @@ from sqlalchemy import (
     Table,
     TypedColumns,
     case,
+    delete,
     select,
 )
 
@@ -90,6 +91,7 @@ _BIN = CAPACITY_BINS.c
 Index("ix_capacity_bins_time", _BIN.step_s, _BIN.at_s)
 _KEY_COLUMNS = [column.name for column in CAPACITY_BINS.primary_key]
 _FIELDS = ("pool", "step_s", "at_s", *SUMMED_FIELDS, *MAX_FIELDS)
+_COLUMNS = [_BIN[name] for name in _FIELDS]
 
 
 class SqlCapacityHistory:
@@ -100,7 +102,7 @@ class SqlCapacityHistory:
         self._read_engine = make_autocommit_engine(engine)
 
     def list_bins(self, step_s: int, *, from_s: float, to_s: float, pool: str = "") -> tuple[CapacityBin, ...]:
-        found = select(CAPACITY_BINS).where(_BIN.step_s == step_s, _BIN.at_s > from_s - step_s, _BIN.at_s < to_s)
+        found = select(*_COLUMNS).where(_BIN.step_s == step_s, _BIN.at_s > from_s - step_s, _BIN.at_s < to_s)
         if pool:
             found = found.where(_BIN.pool == pool)
         rows = fetch_rows(self._read_engine, found.order_by(_BIN.pool, _BIN.at_s))
@@ -119,7 +121,9 @@ class SqlCapacityHistory:
         with transaction(self._engine) as connection:
             sql_state.fence(connection, epoch)
             is_hourly = connection.execute(earlier).first() is None
-            replace_rows(connection, FLEET_CHECKPOINTS, [{"at_s": at_s, "is_hourly": is_hourly, "body": body}])
+            written = {"is_hourly": is_hourly, "body": body}
+            insert = build_insert(connection, FLEET_CHECKPOINTS).values(at_s=at_s, **written)
+            connection.execute(insert.on_conflict_do_update(index_elements=["at_s"], set_=written))
 
     def put_fans(self, fans: tuple[ForecastFan, ...], *, epoch: int) -> None:
         with transaction(self._engine) as connection:
@@ -137,6 +141,13 @@ def add_capacity_bins(connection: Connection, bins: tuple[CapacityBin, ...]) -> 
         write_bins(connection, [each for tier in CAPACITY_TIERS for each in roll_up(bins, tier.step_s)])
 
 
+def take_late_bins(connection: Connection, *, after_s: int) -> list[CapacityBin]:
+    """Delete the bins of all tiers that begin after a time, and return them."""
+    bins = [decode_bin_row(row) for row in connection.execute(select(*_COLUMNS).where(_BIN.at_s > after_s)).all()]
+    connection.execute(delete(CAPACITY_BINS).where(_BIN.at_s > after_s))
+    return bins
+
+
 def write_bins(connection: Connection, bins: Iterable[CapacityBin]) -> None:
     """Merge the bins with the stored ones of their places."""
     rows = [{name: getattr(each, name) for name in _FIELDS} for each in bins]
@@ -150,4 +161,5 @@ def write_bins(connection: Connection, bins: Iterable[CapacityBin]) -> None:
 
 
 def decode_bin_row(row: AnyRow) -> CapacityBin:
-    return CapacityBin(**{name: getattr(row, name) for name in _FIELDS})
+    """Return the bin of a row of `_COLUMNS`. Access by position is much faster than by name."""
+    return CapacityBin(**dict(zip(_FIELDS, row, strict=True)))

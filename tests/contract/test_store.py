@@ -31,7 +31,7 @@ from scheduler.domain.scaling_curve import ScalingCurve, build_data_parallel_pla
 from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.snapshot import Snapshot, Switches
 from scheduler.store.api_protocol import ApiStore
-from scheduler.store.protocol import Commit, ConflictError, FencedError, Page
+from scheduler.store.protocol import Commit, ConflictError, FencedError, Page, UsageSnapshot
 from tests.contract.store_records import OpenStore, commit_next, make_next_snapshot, make_stored_job
 
 ONE, EIGHT = (GpuShape.packed("a100-80g", gpus, 8) for gpus in (1, 8))

@@ -37,6 +37,12 @@ export function rangeOf(key) {
   return RANGES.find((range) => range.key === key) ?? RANGE_DEFAULT;
 }
 
+/** Returns the shortest range from `range` on that reaches back to a time. */
+export function rangeFor(range, atS, nowS) {
+  const wider = RANGES.slice(RANGES.indexOf(range));
+  return wider.find((each) => nowS - atS <= each.seconds) ?? wider.at(-1);
+}
+
 /** Returns the uses to draw for a pool: those of its kind, and others that occur. */
 export function usesOf(pool) {
   const occurs = (use) => pool.uses[use.key].some((value) => value > 0);
@@ -126,6 +132,11 @@ export function totalsOf(history, pool) {
     late: sum(pool.late_returns),
     shortS: sum(pool.short_s),
   };
+}
+
+/** Returns the index of the bin that contains a time, or of the first bin. */
+export function binAt(history, atS) {
+  return Math.max(0, history.at_s.findLastIndex((beginS) => beginS <= atS));
 }
 
 /** Returns the seconds between two positions of the slider: 200 positions, but whole minutes. */

@@ -1,7 +1,9 @@
 // The capacity timeline: use of each pool over time, the forecast of demand, and a slider that shows a past time.
 
 import { get } from "./api.js";
-import { hashOf, markersOf, RANGES, rangeOf, sliderStepS, timelineColumns, totalsOf, usesOf } from "./capacity_data.js";
+import {
+  binAt, hashOf, markersOf, RANGES, rangeFor, rangeOf, sliderStepS, timelineColumns, totalsOf, usesOf,
+} from "./capacity_data.js";
 import { card, el, empty, put, redraw, say } from "./dom.js";
 import { duration, figure, gpuTime, percent, plural, timeToMinute } from "./format.js";
 import { chart } from "./plotting.js";
@@ -45,6 +47,14 @@ export class CapacityTimeline {
     this.history = history;
     this.fetchedAtS = nowS;
     this.#draw();
+  }
+
+  /** Widens the range until it covers a time. */
+  cover(atS, nowS) {
+    this.range = rangeFor(this.range, atS, nowS);
+    for (const box of this.controls.querySelectorAll("input[type=radio]")) {
+      if (box instanceof HTMLInputElement) box.checked = box.value === this.range.key;
+    }
   }
 
   /** Shows a past time; null is the present. */
@@ -140,14 +150,16 @@ class PoolTimeline {
     const { range } = this.timeline;
     const { values, drawn, now } = timelineColumns(history, pool, range.aheadS);
     const hasFan = history.pools.some((each) => each.fan); // all charts cover the same time
+    this.now = now;
     this.plot.update(values, now, [history.from_s, history.now_s + (hasFan ? range.aheadS : 0)], drawn);
     say(this.note, sentence(history, pool));
     redraw(this.legend, String(this.markers.length > 0), () => this.#marks(pool));
   }
 
-  /** Draws the marks again, after another time was picked. */
+  /** Draws the marks again, after another time was picked, and shows its values. */
   redraw() {
-    this.plot?.redraw();
+    const { atS } = this.timeline;
+    if (this.plot) this.plot.redraw(atS === null ? this.now : binAt(this.history, atS));
   }
 
   #spec(pool) {

@@ -8,7 +8,7 @@ import { arrows, count, duration, gpus, plural, range, time, timeToMinute } from
 import { age, when } from "./times.js";
 
 const ROWS_MAX = 12;
-const OLD_S = 7200; // a checkpoint is written at least once an hour while a controller leads
+const OLD_S = 7200; // while a controller leads, each hour has a checkpoint
 const WAIT_MS = 120; // while the slider moves, requests wait until it rests
 
 /** Shows the fleet at a past time in `place`. `leave` goes back to the present. */
@@ -49,7 +49,7 @@ export class PastFleet {
   #draw(past) {
     const behindS = past.at_s - past.as_of_s;
     const basis = `Nodes and jobs as of ${time(past.as_of_s)}`;
-    const old = behindS > OLD_S ? `, ${duration(behindS)} before: no controller ran in between` : "";
+    const old = behindS > OLD_S ? `, ${duration(behindS)} before: nothing was recorded in between` : "";
     this.text.textContent = `Showing ${timeToMinute(past.at_s)}. ${basis}${old}.`;
     this.banner.classList.toggle("warn", behindS > OLD_S);
     put(this.body, el("div", { class: "columns" },

@@ -18,8 +18,8 @@ const MISSING = "Charts need uPlot. Run `npm ci` in api/console and restart the 
  * series is drawn but only listed in the table. `bands`: [[upper, lower, colour]] by series number from 1. `xs`: "time"
  * (Unix seconds) or the label of a number. Charts with the same `together` share the cursor. With `gaps`, lines break
  * at nulls. Calls `drawn(plot)` after each drawing and `picked(x)` for a click. Returns {update(data, at, span, drawn),
- * redraw()}: the legend shows index `at` at rest, the x axis covers `span`, and lines follow `drawn`, such as sums of a
- * stack, while legend and table show `data`.
+ * redraw(at)}: the legend shows index `at` at rest, the x axis covers `span`, and lines follow `drawn`, such as sums of
+ * a stack, while legend and table show `data`.
  */
 export function chart(place, spec, signal) {
   const { label, series, unit = "", xs = "time", height = 220 } = spec;
@@ -49,7 +49,11 @@ export function chart(place, spec, signal) {
     plot?.destroy();
   });
   return {
-    redraw: () => plot?.redraw(false),
+    redraw(at = shown.at) {
+      shown.at = at;
+      plot?.setLegend({ idx: at });
+      plot?.redraw(false);
+    },
     update(data, at = data[0].length - 1, span = null, drawn = data) {
       Object.assign(shown, { data, at, span, drawn });
       plot?.setData(drawn);

@@ -86,8 +86,17 @@ test("range and time are in the address", () => {
   assert.equal(data.hashOf(hour, 900.4), "#/?range=1h&at=900");
   assert.equal(data.rangeOf("1h"), hour);
   assert.equal(data.rangeOf("nonsense"), data.RANGE_DEFAULT);
+  assert.equal(data.rangeFor(hour, NOW_S - 3000, NOW_S), hour);
+  assert.equal(data.rangeFor(hour, NOW_S - 80_000, NOW_S).key, "24h");
+  assert.equal(data.rangeFor(data.RANGES[3], NOW_S - 3000, NOW_S).key, "7d");
+  assert.equal(data.rangeFor(hour, NOW_S - 1e9, NOW_S).key, "30d");
   assert.equal(data.parseTime("900", NOW_S), 900);
   for (const text of ["", null, "x", "-5", "2000"]) assert.equal(data.parseTime(text, NOW_S), null);
+});
+
+test("a time belongs to one bin", () => {
+  const past = history();
+  assert.deepEqual([0, 820, 879, 880, NOW_S].map((atS) => data.binAt(past, atS)), [0, 0, 0, 1, 2]);
 });
 
 test("the slider has about 200 positions of whole minutes", () => {

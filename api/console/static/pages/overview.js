@@ -57,10 +57,11 @@ class Overview {
     this.places ??= this.#frame();
     this.#draw(overview);
     this.timeline.place.hidden = !overview.pools.length;
-    const charts = overview.pools.length ? this.timeline.refresh(overview.now_s) : null;
-    await Promise.all([this.feed.refresh(overview), charts]);
     const atS = parseTime(this.query?.get("at"), overview.now_s);
     this.query = null; // the address names a time when the page opens
+    if (atS !== null) this.timeline.cover(atS, overview.now_s);
+    const charts = overview.pools.length ? this.timeline.refresh(overview.now_s) : null;
+    await Promise.all([this.feed.refresh(overview), charts]);
     if (atS !== null) this.timeline.pick(atS);
   }
 
