@@ -1,4 +1,4 @@
-"""Types of settings, with the checks of their values."""
+"""Types of settings: numbers with limits, URLs, networks and certificate files."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ EVERYTHING: Manifest = {
     },
     "tokenSecret": {"existingSecret": "tokens"},
     "jobNamespace": JOB_NAMESPACE,
-    "settings": {"FULL_PASS_PERIOD_S": 60, "LEASE_S": 7.5, "SEASON_S": 604800},
+    "settings": {"FULL_PASS_PERIOD_S": 60, "LEASE_S": 7.5, "SEASON_S": 604800, "CLUSTER": "east"},
     "api": {"replicas": 3, "serviceType": "LoadBalancer", "nodeSelector": {"role": "system"}},
     "operator": {"tolerations": [{"key": "system", "operator": "Exists", "effect": "NoSchedule"}]},
     "networkPolicy": {

@@ -25,6 +25,7 @@ from tests.chart.helm import CHART
 from tools.grafana_boards import render
 from tools.grafana_boards.boards import BOARDS
 from tools.grafana_boards.panels import INSTALLATION, select
+from tools.reference_pages import count_panels
 
 RULES = CHART / "rules.yaml"
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "runbook.md"
@@ -115,6 +116,19 @@ def test_every_rule_keeps_installations_apart() -> None:
         assert aggregations == [], text
         for clause in re.findall(r"\b(?:on|ignoring) \(([^)]*)\)", text):
             assert clause == "slo" or clause.startswith("cluster, namespace, "), text
+
+
+def test_every_exporter_labels_its_metrics_with_the_cluster() -> None:
+    created = manifests.read("everything")
+    settings = manifests.named(created, "ConfigMap", "ebbtide")["data"]
+    operator = manifests.named(created, "Deployment", "ebbtide-operator")["spec"]["template"]["spec"]
+    (exporter,) = [each for each in operator["containers"] if each["name"] == "metrics"]
+    assert settings["EBBTIDE_CLUSTER"] == "east"
+    assert exporter["env"] == [{"name": "EBBTIDE_CLUSTER", "value": "east"}]
+
+
+def test_the_guide_counts_the_panels_of_every_board() -> None:
+    assert count_panels() in (GUIDE.parent / "monitor.md").read_text(encoding="utf-8")
 
 
 def test_runbook_documents_every_alert() -> None:

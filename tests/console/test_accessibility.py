@@ -110,6 +110,19 @@ def test_operator_pages_have_no_serious_accessibility_violation(
     assert faults == {}
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_runbook_has_no_serious_accessibility_violation(
+    fleet: ConsoleSite, opened: Opener, picture: Picture, scheme: str
+) -> None:
+    page = opened(fleet.url, scheme=scheme)
+    page.goto(f"{fleet.url}/docs/runbook#ebbtidethrashing")
+    expect(page.get_by_role("heading", name="EbbtideThrashing")).to_be_in_viewport()
+    picture(page, f"runbook-{scheme}")
+    assert find_serious_violations(page) == []
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.full)])
 def test_large_fleet_has_no_serious_accessibility_violation(
     large: ConsoleSite, opened: Opener, picture: Picture, scheme: str
