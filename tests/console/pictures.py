@@ -46,7 +46,7 @@ class ConsolePage:
 
 PAGES = (
     ConsolePage("overview", ""),
-    ConsolePage("capacity", "", ".timeline"),
+    ConsolePage("capacity", "", "[aria-label='Capacity over time']"),
     ConsolePage("jobs", "jobs"),
     ConsolePage("job", "jobs/{job}"),
     ConsolePage("gantt", "gantt"),
