@@ -49,8 +49,8 @@ PEAK_GPUS = {POOL: 1.4, INFERENCE_POOL: 88.0}
 """Demand at the highest load of the eight days, by inference pool."""
 SETTINGS = {
     "EBBTIDE_FULL_PASS_PERIOD_S": "2",
-    "EBBTIDE_RECONFIGURATION_S": "1",
-    "EBBTIDE_RESIZE_PAUSE_S": "4",
+    "EBBTIDE_RECONFIGURATION_S": "3",
+    "EBBTIDE_RESIZE_PAUSE_S": "10",
     "EBBTIDE_LEAVE_GRACE_S": "20",
     "EBBTIDE_TICK_S_MAX": "0.5",
     "EBBTIDE_LOG_LEVEL": "WARNING",
@@ -189,9 +189,10 @@ class DemoDayRun:
         self._started_at_s = started_at_s
         self._submissions = list_submissions()
         self._reported: dict[str, float] = {}
+        self._has_ended_lending = False
 
     def run(self, screen: Screen, *, has_keys: bool) -> DayView:
-        """Replay the day, wait for the trainings, and return the state after that.
+        """Replay the day, recall every lent node, wait for the trainings, and return the state after that.
 
         Raises:
             DemoError: a training failed, or did not end in time.
@@ -216,6 +217,9 @@ class DemoDayRun:
     def _is_over(self) -> bool:
         if self._passed_s < self._trace.day_s:
             return False
+        if not self._has_ended_lending:
+            self.client.recall_all()
+            self._has_ended_lending = True
         states = {name: self.client.job(job_id)["state"] for name, job_id in self.trainings.items()}
         if all(state == "succeeded" for state in states.values()):
             return True
