@@ -58,7 +58,7 @@ SETTINGS = {
 HISTORY_LEAD_S = 6.0
 JOBS_TIMEOUT_S = 300.0
 REFRESH_S = 0.5
-PICTURE_WIDTH = 130
+PLAIN_WIDTH = 130
 _SURGE_KEY = "s"
 # rich references a web font in the SVG. Removing it keeps the picture free of external requests.
 _WEB_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
@@ -75,7 +75,8 @@ class DemoOptions:
 
 def run_demo(options: DemoOptions) -> int:
     """Run the demo. Return 0 if every claim holds, else 1."""
-    console, folder = Console(highlight=False), Path(tempfile.mkdtemp(prefix="ebbtide-demo-"))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    folder = Path(tempfile.mkdtemp(prefix="ebbtide-demo-"))
     console.print(
         f"[bold]Ebbtide demo[/bold]: a recorded day of inference demand in {options.day_s:.0f} s. Files: {folder}",
         soft_wrap=True,
@@ -105,7 +106,7 @@ def run_demo(options: DemoOptions) -> int:
 
 def _save_picture(path: Path, view: DayView, results: Sequence[CheckResult], summary: str) -> None:
     """Save the last screen as an SVG picture."""
-    console = Console(file=io.StringIO(), record=True, width=PICTURE_WIDTH, force_terminal=True)
+    console = Console(file=io.StringIO(), record=True, width=PLAIN_WIDTH, force_terminal=True)
     console.print(render_day(view, (), hint=""), render_results(results), f"[bold]{summary}[/bold]", highlight=False)
     path.write_text(_WEB_FONTS.sub("", console.export_svg(title="ebbtide demo")))
 
