@@ -32,8 +32,8 @@ class Training:
 
 
 TRAININGS: Mapping[str, Training] = {
-    "elastic-wide": Training(gpus_max=4, steps_per_s=1.0, step_delay_s=0.6, seed=0),
-    "elastic-narrow": Training(gpus_max=2, steps_per_s=0.7, step_delay_s=0.9, seed=1),
+    "elastic-wide": Training(gpus_max=4, steps_per_s=0.8, step_delay_s=0.8, seed=0),
+    "elastic-narrow": Training(gpus_max=2, steps_per_s=0.5, step_delay_s=1.2, seed=1),
 }
 
 

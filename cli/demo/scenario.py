@@ -49,8 +49,8 @@ PEAK_GPUS = {POOL: 1.4, INFERENCE_POOL: 88.0}
 """Demand at the highest load of the eight days, by inference pool."""
 SETTINGS = {
     "EBBTIDE_FULL_PASS_PERIOD_S": "2",
-    "EBBTIDE_RECONFIGURATION_S": "1",
-    "EBBTIDE_RESIZE_PAUSE_S": "4",
+    "EBBTIDE_RECONFIGURATION_S": "3",
+    "EBBTIDE_RESIZE_PAUSE_S": "10",
     "EBBTIDE_LEAVE_GRACE_S": "20",
     "EBBTIDE_TICK_S_MAX": "0.5",
     "EBBTIDE_LOG_LEVEL": "WARNING",
@@ -58,7 +58,7 @@ SETTINGS = {
 HISTORY_LEAD_S = 6.0
 JOBS_TIMEOUT_S = 300.0
 REFRESH_S = 0.5
-PICTURE_WIDTH = 130
+PLAIN_WIDTH = 130
 _SURGE_KEY = "s"
 # rich references a web font in the SVG. Removing it keeps the picture free of external requests.
 _WEB_FONTS = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
@@ -75,7 +75,8 @@ class DemoOptions:
 
 def run_demo(options: DemoOptions) -> int:
     """Run the demo. Return 0 if every claim holds, else 1."""
-    console, folder = Console(highlight=False), Path(tempfile.mkdtemp(prefix="ebbtide-demo-"))
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    folder = Path(tempfile.mkdtemp(prefix="ebbtide-demo-"))
     console.print(
         f"[bold]Ebbtide demo[/bold]: a recorded day of inference demand in {options.day_s:.0f} s. Files: {folder}",
         soft_wrap=True,
@@ -105,7 +106,7 @@ def run_demo(options: DemoOptions) -> int:
 
 def _save_picture(path: Path, view: DayView, results: Sequence[CheckResult], summary: str) -> None:
     """Save the last screen as an SVG picture."""
-    console = Console(file=io.StringIO(), record=True, width=PICTURE_WIDTH, force_terminal=True)
+    console = Console(file=io.StringIO(), record=True, width=PLAIN_WIDTH, force_terminal=True)
     console.print(render_day(view, (), hint=""), render_results(results), f"[bold]{summary}[/bold]", highlight=False)
     path.write_text(_WEB_FONTS.sub("", console.export_svg(title="ebbtide demo")))
 
@@ -189,9 +190,10 @@ class DemoDayRun:
         self._started_at_s = started_at_s
         self._submissions = list_submissions()
         self._reported: dict[str, float] = {}
+        self._has_ended_lending = False
 
     def run(self, screen: Screen, *, has_keys: bool) -> DayView:
-        """Replay the day, wait for the trainings, and return the state after that.
+        """Replay the day, recall every lent node, wait for the trainings, and return the state after that.
 
         Raises:
             DemoError: a training failed, or did not end in time.
@@ -216,6 +218,9 @@ class DemoDayRun:
     def _is_over(self) -> bool:
         if self._passed_s < self._trace.day_s:
             return False
+        if not self._has_ended_lending:
+            self.client.recall_all()
+            self._has_ended_lending = True
         states = {name: self.client.job(job_id)["state"] for name, job_id in self.trainings.items()}
         if all(state == "succeeded" for state in states.values()):
             return True

@@ -125,7 +125,7 @@ def render_event(passed: float, event: EventView) -> Text | None:
         return None
     word, style = EVENT_WORDS[event["code"]]
     line = Text.assemble(
-        (f"{format_day_time(passed)}  ", "dim"), (f"{word:<16}", style), f"{event['subject']:<26.26} ", event["message"]
+        (f"{format_day_time(passed)}  ", "dim"), (f"{word:<18}", style), f"{event['subject']:<26.26} ", event["message"]
     )
     line.no_wrap, line.overflow = True, "ellipsis"
     return line

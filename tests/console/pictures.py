@@ -46,14 +46,14 @@ class ConsolePage:
 
 PAGES = (
     ConsolePage("overview", ""),
-    ConsolePage("capacity", "", ".timeline"),
+    ConsolePage("capacity", "", "[aria-label='Capacity over time']"),
     ConsolePage("jobs", "jobs"),
     ConsolePage("job", "jobs/{job}"),
     ConsolePage("gantt", "gantt"),
     ConsolePage("savings", "savings"),
     ConsolePage("queue", "queues/research"),
     ConsolePage("node", "nodes/i3"),
-    ConsolePage("what-if", "what-if"),
+    ConsolePage("what-if", "simulate"),
 )
 PAST_JOBS = (("tokenizer", 2, 8), ("reranker", 4, 16), ("distill", 8, 24), ("ablation", 8, 16), ("embeddings", 4, 8))
 """Names and GPU ranges of jobs that come and go during the day. One comes every JOB_ROUNDS ticks of five minutes."""
