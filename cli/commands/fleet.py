@@ -336,8 +336,16 @@ def render_nodes(nodes: Iterable[FleetJson]) -> RenderableType:
     )
 
 
+_STANDBY_WORDS = {
+    "asleep": "replicas asleep",
+    "absent": "no standby replica",
+    "sleep_failed": "replica failed to sleep",
+    "wake_failed": "replica failed to wake",
+}
+
+
 def format_node_state(node: FleetJson) -> str:
-    """Format a node's state: `up`, `up, cordoned`, `up, not lendable`, `up, loan recalled`."""
+    """Format a node's state: `up`, `up, cordoned`, `up, not lendable`, `up, loan active, replicas asleep`."""
     words = [node["state"]]
     if node["quarantine"]:
         words.append("quarantined")
@@ -349,6 +357,8 @@ def format_node_state(node: FleetJson) -> str:
         words.append("not lendable")
     if node["loan"]:
         words.append(f"loan {node['loan']['state']}")
+    if (standby := node.get("standby")) and standby["phase"] in _STANDBY_WORDS:
+        words.append(_STANDBY_WORDS[standby["phase"]])
     return ", ".join(words)
 
 

@@ -209,6 +209,12 @@ class LendingDocument(Document):
             deadline="return_deadline_s",
             cold_start="cold_start_s",
         )
+        if self.standby is not None and self.standby.wake_s is not None:
+            check_lookahead_spans(
+                {"return_deadline_s": self.return_deadline_s, "standby.wake_s": self.standby.wake_s},
+                deadline="return_deadline_s",
+                cold_start="standby.wake_s",
+            )
         return self
 
 

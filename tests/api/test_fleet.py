@@ -127,6 +127,21 @@ def test_a_node_is_cordoned_drained_and_uncordoned(fleet: ApiService) -> None:
     assert fleet.made("/v1/nodes/t0:uncordon")["cordoned"] is False
 
 
+def test_standby_replicas_are_set_and_removed(fleet: ApiService, problem: Problem) -> None:
+    def change(standby: Any) -> Any:
+        answer = fleet.http.patch("/v1/pools/inference", json={"lending": {"standby": standby}})
+        assert answer.status_code == 202, answer.text
+        return answer.json()["lending"]["standby"]
+
+    standby = change({"namespace": "chat", "selector": {"app": "llm"}, "gpu_memory_bytes": "3GiB", "wake_s": "15s"})
+    assert (standby["port"], standby["gpu_memory_bytes"], standby["wake_s"]) == (8000, 3 * 2**30, 15.0)
+    assert change(standby) == standby
+    assert fleet.get("/v1/pools/inference")["way_back"]["start_s"] == 15.0
+    body = problem(fleet.http.patch("/v1/pools/inference", json={"lending": {"standby": {**standby, "level": 3}}}), 422)
+    assert [error["field"] for error in body["errors"]] == ["lending.standby.level"]
+    assert change(None) is None
+
+
 def test_the_lending_policy_is_changed_field_by_field(fleet: ApiService, problem: Problem) -> None:
     answer = fleet.http.patch("/v1/pools/inference", json={"lending": {"return_deadline_s": "2m", "lent_nodes_max": 1}})
     assert answer.status_code == 202

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
+from scheduler.domain.standby import StandbyPhase, StandbyState
+from scheduler.store.protocol import Commit
 from tests.console.fleets import create_fleet
 
 if TYPE_CHECKING:
@@ -92,3 +95,17 @@ def test_node_grid_is_navigable_by_keyboard(fleet: ConsoleSite, opened: Opener) 
     expect(dialog).to_contain_text("8 × a100-80g")
     page.keyboard.press("Escape")
     expect(nodes.last).to_be_focused()
+
+
+def test_node_shows_its_standby_replicas_and_why_they_failed(fleet: ConsoleSite, opened: Opener) -> None:
+    before = fleet.store.load().snapshot
+    detail = "pod chat/llm-0: it accepted the order, but is still awake after 60 s"
+    standby = StandbyState(StandbyPhase.SLEEP_FAILED, fleet.clock.now_s() - 90.0, detail, detail)
+    nodes = {**before.nodes, "i0": replace(before.nodes["i0"], standby=standby)}
+    after = replace(before, generation=before.generation + 1, nodes=nodes)
+    fleet.store.commit(Commit(before, after, fleet.lead().epoch))
+    page = opened(fleet.url)
+    page.get_by_role("listbox", name="Nodes of pool inference").get_by_role("option").first.click()
+    dialog = page.get_by_role("dialog", name="Node i0")
+    expect(dialog).to_contain_text("failed to sleep")
+    expect(dialog).to_contain_text("still awake after 60 s")

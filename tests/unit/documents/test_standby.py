@@ -73,6 +73,12 @@ def test_invalid_value_is_refused_with_its_field(change: dict[str, Any]) -> None
     assert raised.value.invalid_fields[0].field.startswith(f"lending.standby.{field}")
 
 
+def test_way_back_of_no_time_is_refused() -> None:
+    document = {"return_deadline_s": 0, "cold_start_s": 300, "standby": {**REQUIRED, "wake_s": 0}}
+    with pytest.raises(InvalidDocumentError, match="return_deadline_s"):
+        parse_document(LendingDocument, document)
+
+
 @pytest.mark.parametrize(
     "values",
     [{"namespace": ""}, {"selector": {}}, {"port": 0}, {"level": 3}, {"gpu_memory_bytes": -1}, {"timeout_s": 0.0}],

@@ -23,7 +23,7 @@ export async function nodeDialog(name) {
 }
 
 function contents(node) {
-  const { loan } = node;
+  const { loan, standby } = node;
   const jobs = Object.entries(node.jobs);
   const details = facts([
     ["Pool", node.pool],
@@ -32,9 +32,24 @@ function contents(node) {
     ["Inference", node.inference_gpus ? gpus(node.inference_gpus) : "none"],
     ["Loan", loan && el("span", {}, badge(loan.state), " since ", when(loan.state_since_s))],
     ["Return by", loan?.return_by_s && due(loan.return_by_s)],
+    ["Standby replicas", standby && describeStandby(standby)],
   ]);
   const page = el("p", {}, el("a", { href: `#/nodes/${encodeURIComponent(node.name)}` }, "Open the page of the node"));
   const rows = jobs.map(([id, indices]) => [el("a", { href: `#/jobs/${id}` }, id), indices.join(", ")]);
   const none = el("p", { class: "muted" }, "No job uses this node.");
   return [details, rows.length ? table("Jobs on this node", [["Job"], ["GPUs"]], rows) : none, page];
+}
+
+const PHASES = {
+  awake: "awake",
+  asleep: "asleep",
+  absent: "absent",
+  sleep_failed: "failed to sleep",
+  wake_failed: "failed to wake",
+};
+
+function describeStandby(standby) {
+  const reason = standby.detail || standby.failure;
+  const since = el("span", {}, badge(standby.phase, PHASES[standby.phase]), " since ", when(standby.since_s));
+  return reason ? el("span", {}, since, `: ${reason}`) : since;
 }
