@@ -85,10 +85,6 @@ from ebbtide.client.views.jobs import (
     SampleView,
     ScheduleView,
     SecretReferenceView,
-    SimulationChartsView,
-    SimulationProgressView,
-    SimulationSeriesView,
-    SimulationView,
     StageView,
     StateView,
     StrategyView,
@@ -136,6 +132,12 @@ from ebbtide.client.views.serving import (
     ServedModelView,
     ShadowView,
     WayBackView,
+)
+from ebbtide.client.views.simulations import (
+    SimulationChartsView,
+    SimulationProgressView,
+    SimulationSeriesView,
+    SimulationView,
 )
 
 __all__ = [
