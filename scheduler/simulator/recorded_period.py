@@ -1,6 +1,7 @@
 """Input files of a simulation that replays what a service recorded: its pools, jobs and demand.
 
-A simulated pool has equal nodes, and its demand is a step function with one value every five minutes.
+A simulated pool has equal nodes, and its demand is a step function with one value every five minutes. A job has the
+work that it did, so that the simulated time is about as long as the recorded one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from scheduler.documents.trace_files import export_trace, format_demand_csv, for
 from scheduler.documents.trace_formats import JobRow
 from scheduler.domain.fleet import DemandReading, Node, Pool, PoolKind
 from scheduler.domain.job import Job
+from scheduler.domain.job_state import JobState
 from scheduler.domain.simulation_task import SimulationFiles
 from scheduler.domain.snapshot import Snapshot
 from scheduler.solver.profiles.catalog import list_gpu_names, list_model_names
@@ -59,11 +61,12 @@ def build_recorded_period(
             continue
         pools.append(_describe_pool(pool, nodes, differences))
         if pool.kind is PoolKind.INFERENCE:
-            capacity = pools[-1]["nodes"] * pools[-1]["gpus_per_node"]
-            demand[name] = _resample(pool, readings.get(name, ()), capacity, from_s, snapshot.now_s, differences)
+            known = readings.get(name) or (_assume_full_demand(pools[-1], from_s, differences),)
+            demand[name] = _resample(known, from_s, snapshot.now_s)
     if not any(pool["kind"] == PoolKind.TRAINING for pool in pools):
         raise ValueError("the fleet has no node in a training pool. Add one to compare policies on it")
-    trace = export_trace(submitted, demand, snapshot.now_s)
+    measured = [_with_measured_work(job, snapshot.now_s) for job in submitted]
+    trace = export_trace(measured, demand, snapshot.now_s)
     models = {pool["gpu"] for pool in pools if pool["kind"] == PoolKind.TRAINING}
     rows = [_with_known_profiles(row) for row in trace.jobs if row.gpu in ("", *models)]
     if not rows:
@@ -71,7 +74,8 @@ def build_recorded_period(
     if left_out := len(submitted) - len(rows):
         differences.append(f"{left_out} of {len(submitted)} jobs are left out: they never ran, or need other GPUs")
     cluster = {"pools": pools, "queues": list(_describe_queues(snapshot))}
-    files = SimulationFiles(format_jobs_csv(rows), format_demand_csv(trace.demand), json.dumps(cluster))
+    demand_text = format_demand_csv(trace.demand) if trace.demand else ""
+    files = SimulationFiles(format_jobs_csv(rows), demand_text, json.dumps(cluster))
     return RecordedPeriod(files, len(rows), tuple(differences))
 
 
@@ -93,20 +97,28 @@ def _describe_queues(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
         yield {"name": name, **queue.quota}
 
 
-def _resample(
-    pool: Pool, readings: Sequence[DemandReading], capacity: int, from_s: float, to_s: float, differences: list[str]
-) -> list[DemandReading]:
+def _assume_full_demand(pool: Mapping[str, Any], from_s: float, differences: list[str]) -> DemandReading:
+    """Return a reading for a pool without any: nothing shows that one of its nodes could have been lent."""
+    capacity = pool["nodes"] * pool["gpus_per_node"]
+    differences.append(f"pool {pool['name']} has no recorded demand; it is taken to need all its {capacity} GPUs")
+    return DemandReading(from_s, float(capacity), float(capacity))
+
+
+def _resample(readings: Sequence[DemandReading], from_s: float, to_s: float) -> list[DemandReading]:
     """Return one reading for each step. Each holds until the next; before the first one, the first one holds."""
     steps = max(1, int((to_s - from_s) / DEMAND_STEP_S))
-    if not readings:
-        differences.append(f"pool {pool.name} has no recorded demand; it is taken to need all its {capacity} GPUs")
-    known = readings or (DemandReading(from_s, float(capacity), float(capacity)),)
     resampled = list[DemandReading]()
     for step in range(steps):
         at_s = from_s + step * DEMAND_STEP_S
-        latest = known[max(0, bisect_right(known, at_s, key=attrgetter("at_s")) - 1)]
+        latest = readings[max(0, bisect_right(readings, at_s, key=attrgetter("at_s")) - 1)]
         resampled.append(DemandReading(at_s, latest.gpus, latest.asked_gpus))
     return resampled
+
+
+def _with_measured_work(job: Job, now_s: float) -> Job:
+    """Return the job as if it had ended, after the steps that it has done so far and without a declared length."""
+    settled = job if job.is_ended else replace(job.advance_to(now_s), state=JobState.SUCCEEDED, state_since_s=now_s)
+    return replace(settled, spec=replace(job.spec, steps=0))
 
 
 def _with_known_profiles(row: JobRow) -> JobRow:
