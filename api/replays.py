@@ -40,8 +40,8 @@ def replay_recorded_time(
     service: ServiceDep,
     store: StoreDep,
     principal: PrincipalDep,
-    response: Response,
     *,
+    response: Response,
     key: IdempotencyKeyHeader = "",
 ) -> SimulationView:
     """Simulate the jobs and the inference demand that were recorded in the last days, on today's fleet with changes.

@@ -17,6 +17,7 @@ CLIENT = ROOT / "library" / "ebbtide" / "client"
 TARGET = CLIENT / "views"
 MODULES = {
     "jobs": ("jobs", "archives"),
+    "simulations": ("simulations",),
     "lending": ("lending",),
     "serving": ("serving",),
     "fleet": ("fleet",),

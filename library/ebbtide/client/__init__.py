@@ -17,7 +17,7 @@ from ebbtide.client.async_connection import AsyncConnection
 from ebbtide.client.connection import Connection, RetryPolicy, Server
 from ebbtide.client.fleet import FleetMethods, QueueMethods, UsageMethods
 from ebbtide.client.hardware import HardwareMethods
-from ebbtide.client.jobs import JobMethods, SimulationMethods, StreamMethods
+from ebbtide.client.jobs import JobMethods, StreamMethods
 from ebbtide.client.lending import LendingMethods
 from ebbtide.client.machines import MachineMethods
 from ebbtide.client.methods import AsyncCaller, SyncCaller
@@ -25,6 +25,7 @@ from ebbtide.client.queue_secrets import SecretMethods
 from ebbtide.client.requests import Request, discard
 from ebbtide.client.responses import FieldError, JsonObject, ProblemError, UnreachableError, etag_of
 from ebbtide.client.serving import ServingMethods
+from ebbtide.client.simulations import SimulationMethods
 
 if TYPE_CHECKING:
     from typing_extensions import Self

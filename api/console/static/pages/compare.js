@@ -98,7 +98,9 @@ const ROWS = [
 function factsTable(jobs) {
   const names = labels(jobs);
   const columns = [["Figure"], ...jobs.map((job, at) => [el("a", { href: `#/jobs/${job.id}` }, names[at])])];
-  return table("Jobs side by side", columns, ROWS.map(([name, of]) => [name, ...jobs.map(of)]));
+  const shown = table("Jobs side by side", columns, ROWS.map(([name, of]) => [name, ...jobs.map(of)]));
+  shown.classList.add("figure-rows");
+  return shown;
 }
 
 function stepsOf({ steps, steps_total: total, fraction }) {

@@ -41,6 +41,7 @@ class JobsPage {
   again = async () => {}; // set once the page refreshes itself
   cursors = [""];
   at = 0;
+  drawnAt = -1; // page that is shown
   next = null;
   /** @type {Map<string, any>} */
   selected = new Map();
@@ -63,10 +64,19 @@ class JobsPage {
     put(root, head, el("div", { class: "stack" }, tools, this.bulk, this.result, this.body, this.pager));
   }
 
+  /** Draws the list at once, and again with the reasons of pending jobs, which take a dry run of the scheduler. */
   async refresh() {
-    const query = { ...requestOf(this.wanted), reasons: true, limit: PAGE_JOBS, cursor: this.cursors[this.at] };
+    if (this.drawnAt !== this.at) await this.#load(false);
+    await this.#load(true);
+  }
+
+  async #load(reasons) {
+    const { at } = this;
+    const query = { ...requestOf(this.wanted), reasons, limit: PAGE_JOBS, cursor: this.cursors[at] };
     const { items, next } = await get("/v1/jobs", { query, signal: this.signal });
+    if (at !== this.at) return;
     this.next = next;
+    this.drawnAt = at;
     const changed = () => this.#drawBulk();
     const drawn = items.length
       ? jobTable(items, { wanted: this.wanted, selected: this.selected, changed })

@@ -123,5 +123,7 @@ function reportCard(seed, reports) {
   const columns = [["Metric"], ...reports.map(({ label }) => [label, true])];
   const rows = ROWS.map(([name, of]) => [name, ...reports.map((each) => of(each.report))]);
   const extra = el("span", { class: "small muted" }, `seed ${seed}`);
-  return card(["Report", extra], table("Comparison of policy sets", columns, rows));
+  const shown = table("Comparison of policy sets", columns, rows);
+  shown.classList.add("figure-rows");
+  return card(["Report", extra], shown);
 }

@@ -91,10 +91,6 @@ from ebbtide.client.views.jobs import (
     SampleView,
     ScheduleView,
     SecretReferenceView,
-    SimulationChartsView,
-    SimulationProgressView,
-    SimulationSeriesView,
-    SimulationView,
     StageView,
     StateView,
     StrategyView,
@@ -143,6 +139,12 @@ from ebbtide.client.views.serving import (
     ShadowView,
     StandbyView,
     WayBackView,
+)
+from ebbtide.client.views.simulations import (
+    SimulationChartsView,
+    SimulationProgressView,
+    SimulationSeriesView,
+    SimulationView,
 )
 
 __all__ = [

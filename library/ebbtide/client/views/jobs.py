@@ -446,55 +446,6 @@ class LogLineView(TypedDict):
     text: str
 
 
-class SimulationSeriesView(TypedDict):
-    """Time series of a simulation under one policy set: means over `step_s` seconds, at most 400 values each."""
-
-    demand_gpus: list[float]
-    forecast_gpus: list[float]
-    inference_gpus: float
-    inference_nodes: int
-    inference_usage_ratio: list[float]
-    jct_s: list[float]
-    lent_nodes: list[float]
-    policy: str
-    queued_jobs: list[float]
-    step_s: float
-    training_usage_ratio: list[float]
-
-
-class SimulationChartsView(TypedDict):
-    """Time series of a simulation, for charts."""
-
-    series: list[SimulationSeriesView]
-
-
-class SimulationProgressView(TypedDict):
-    """Progress over all policy sets."""
-
-    fraction: float
-    jobs_done: int
-    jobs_total: int
-    playing: str
-
-
-class SimulationView(TypedDict):
-    """A simulation that runs in the background."""
-
-    created_at_s: float
-    description: str
-    ended_at_s: float | None
-    id: str
-    owner: str
-    owner_id: str
-    policies: list[str]
-    progress: SimulationProgressView
-    reason: str
-    seed: int
-    started_at_s: float | None
-    state: str
-    tries: int
-
-
 class ArchiveView(TypedDict):
     """A stored archive of a working directory."""
 
