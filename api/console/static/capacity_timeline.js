@@ -14,14 +14,17 @@ const REFRESH_S = [20, 300]; // shortest and longest pause between two requests
 const MARKER_PX = 5;
 
 /**
- * The timeline of all pools. Calls `shown(atS)` when the user picks a past time; null is the present.
- * @typedef {{signal: AbortSignal, query: URLSearchParams, shown: (atS: number | null) => void}} TimelineOptions
+ * The timeline of all pools. Calls `shown(atS)` when the user picks a past time; null is the present. With `pool`, the
+ * timeline of this pool alone, without a slider: a picked time opens the overview.
+ * @typedef {{signal: AbortSignal, query?: URLSearchParams, shown?: (atS: number | null) => void, pool?: string}}
+ * TimelineOptions
  */
 export class CapacityTimeline {
   /** @param {TimelineOptions} options */
-  constructor({ signal, query, shown }) {
+  constructor({ signal, query = new URLSearchParams(), shown = () => {}, pool = "" }) {
     this.signal = signal;
     this.shown = shown;
+    this.pool = pool;
     this.range = rangeOf(query.get("range"));
     this.atS = null;
     this.history = null;
@@ -30,8 +33,9 @@ export class CapacityTimeline {
     this.pools = el("div", { class: "stack" });
     this.slider = this.#slider();
     this.output = el("output", { class: "small", for: "timeline-slider" });
-    this.controls = el("div", { class: "timeline-controls" }, this.#ranges(), el("div", { class: "timeline-slider" },
-      el("label", { for: "timeline-slider", class: "small" }, "Time shown"), this.slider, this.output));
+    const slider = el("div", { class: "timeline-slider" },
+      el("label", { for: "timeline-slider", class: "small" }, "Time shown"), this.slider, this.output);
+    this.controls = el("div", { class: "timeline-controls" }, this.#ranges(), !pool && slider);
     const parts = [this.controls, this.pools];
     this.place = el("section", { class: "stack capacity", "aria-label": "Capacity over time" }, parts);
   }
@@ -41,7 +45,7 @@ export class CapacityTimeline {
     const pauseS = Math.min(REFRESH_S[1], Math.max(REFRESH_S[0], (this.history?.step_s ?? 0) / 3));
     if (nowS - this.fetchedAtS < pauseS && nowS >= this.fetchedAtS) return;
     const { range } = this;
-    const query = { from_s: Math.max(0, nowS - range.seconds) };
+    const query = { pool: this.pool, from_s: Math.max(0, nowS - range.seconds) };
     const history = await get("/v1/history", { query, signal: this.signal });
     if (range !== this.range) return; // another range was chosen meanwhile
     this.history = history;
@@ -59,6 +63,10 @@ export class CapacityTimeline {
 
   /** Shows a past time; null is the present. */
   pick(atS) {
+    if (this.pool) {
+      location.hash = hashOf(this.range, atS);
+      return;
+    }
     this.atS = atS;
     this.#updateAddress();
     this.#drawTime();
@@ -89,7 +97,7 @@ export class CapacityTimeline {
   }
 
   #updateAddress() {
-    history.replaceState(history.state, "", hashOf(this.range, this.atS));
+    if (!this.pool) history.replaceState(history.state, "", hashOf(this.range, this.atS));
   }
 
   #draw() {

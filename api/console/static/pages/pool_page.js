@@ -1,13 +1,13 @@
 // Pool page: why a pool lends or does not, its policy, promise and way back, demand, proposals and recalls.
 
 import { get } from "../api.js";
+import { CapacityTimeline } from "../capacity_timeline.js";
 import { el, figureOf, put } from "../dom.js";
 import { count, duration, figure, gpus, percent, plural } from "../format.js";
 import { keepUp } from "../live.js";
 import { PageFrame } from "../page_frame.js";
 import { lacksRole, whoAmI } from "../permissions.js";
 import { poolActions } from "../pool_actions.js";
-import { DemandChart } from "./overview_demand.js";
 import * as parts from "./pool_parts.js";
 
 const LOANS = 200;
@@ -30,7 +30,7 @@ class PoolPage {
     this.signal = signal;
     this.frame = new PageFrame(root, `Pool ${name}`, { back: { href: "#/pools", name: "Pools" } });
     this.figures = el("div");
-    this.chart = null;
+    this.timeline = null;
   }
 
   async refresh() {
@@ -44,8 +44,10 @@ class PoolPage {
     this.generation = overview.generation;
     this.who = who;
     this.frame.offer(poolActions(pool, lacksRole(who, "admin")), () => this.again());
+    this.timeline ??= new CapacityTimeline({ signal: this.signal, pool: pool.name });
     if (pool.kind !== "inference") {
       this.#drawTraining(pool);
+      await this.timeline.refresh(overview.now_s);
       return;
     }
     const [explanation, report, recalls, loans] = await Promise.all([
@@ -60,7 +62,7 @@ class PoolPage {
   #drawTraining(pool) {
     this.frame.describe(`training pool, ${plural(pool.nodes, "node")}`);
     const facts = this.frame.section("Size", pool, () => parts.sizeFacts(pool));
-    this.frame.fill(() => facts);
+    this.frame.fill(() => [this.timeline.place, facts]);
   }
 
   async #draw(pool, { overview, explanation, report, recalls, loans }) {
@@ -70,7 +72,6 @@ class PoolPage {
     frame.describe(`inference pool, ${plural(pool.nodes, "node")}, ${gpus(pool.gpus)}`);
     const figures = poolFigures(pool, explanation, summary.shortages);
     if (figures.textContent !== this.figures.textContent) put(this.figures, figures);
-    this.chart ??= new DemandChart(pool.name, this.signal);
     const disabledReason = lacksRole(this.who, "admin");
     const veto = { vetoS: pool.lending.veto_s, disabledReason, refused: frame.refused, acted: () => this.again() };
     const cards = {
@@ -87,10 +88,10 @@ class PoolPage {
       size: frame.section("Size", pool, () => parts.sizeFacts(pool)),
     };
     frame.fill(() => [this.figures, el("div", { class: "columns" },
-      el("div", { class: "stack" }, cards.proposals, cards.why, this.chart.place, cards.serving, cards.recalls),
+      el("div", { class: "stack" }, cards.proposals, cards.why, this.timeline.place, cards.serving, cards.recalls),
       el("div", { class: "stack" }, cards.shadow, cards.promise, cards.wayBack, cards.policy, cards.calendar,
         cards.source, cards.size))]);
-    await this.chart.refresh(overview);
+    await this.timeline.refresh(overview.now_s);
   }
 }
 

@@ -129,7 +129,7 @@ class SavingsPage {
 
   async #saveTable() {
     const { from_s: from, to_s: to } = this.report;
-    const query = new URLSearchParams({ from, to, by: this.choice.by, format: "csv" });
+    const query = new URLSearchParams({ from: String(from), to: String(to), by: this.choice.by, format: "csv" });
     const { signal } = this;
     try {
       const headers = { Accept: "text/csv" };
