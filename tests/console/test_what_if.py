@@ -50,3 +50,7 @@ def test_recorded_days_are_replayed_with_and_without_changes(site: ConsoleSite, 
     finally:
         stop.set()
         playing.join()
+    simulation_id = page.url.split("/simulate/")[1].split("?")[0]
+    with site.client() as client:
+        (series,) = client.simulation_series(simulation_id)["series"]
+    assert max(series["training_usage_ratio"]) > 0
