@@ -102,11 +102,11 @@ def test_unknown_page_links_to_the_overview(site: ConsoleSite, opened: Opener) -
 def test_filter_is_in_the_url_and_keeps_focus(fleet: ConsoleSite, opened: Opener) -> None:
     page = opened(f"{fleet.url}/#/jobs?state=live&queue=products")
     expect(page.locator("tbody tr")).to_have_count(2)
-    name = page.get_by_label("Name starts with")
+    name = page.get_by_role("textbox", name="Search")
     name.fill("vision")
     name.press("Enter")
     expect(page.locator("tbody tr")).to_have_count(1)
-    assert "name=vision" in page.url
+    assert "search=vision" in page.url
     expect(name).to_be_focused()
 
 

@@ -76,7 +76,7 @@ def test_simulation_is_submitted_run_and_reported(site: ConsoleSite, opened: Ope
         text = document.get(name, "")
         path = tmp_path / f"{name}.txt"
         path.write_text(text if isinstance(text, str) else json.dumps(text))
-        page.get_by_label(label, exact=True).set_input_files(path)
+        page.get_by_role("main").get_by_label(label, exact=True).set_input_files(path)
     page.get_by_label("Policy sets", exact=True).fill("ebbtide")
     page.get_by_role("button", name="Start simulation").click()
     expect(page.get_by_role("region", name="State")).to_contain_text("queued")
