@@ -10,7 +10,7 @@ def find_differences(recorded: Any, present: Any) -> list[str]:
     """Return the paths at which `present` lacks or changes something of `recorded`.
 
     An object may have more keys. A list of names, such as an enum or the required fields, may have more entries, and a
-    custom resource more validation rules: those of new fields. A raised `maxItems` accepts more, too. Series of a metric
+    custom resource more validation rules: those of new fields. A raised `maxItems` accepts more, too. A metric
     may have more labels, over which queries sum.
     """
     return list(_Comparison({}, {}, {}).compare("", recorded, present))

@@ -174,7 +174,7 @@ def test_selector_values_are_quoted(prometheus: Prometheus) -> None:
 
 
 def test_month_is_back_filled_at_the_resolution_of_the_forecast(prometheus: Prometheus) -> None:
-    query = PrometheusQuery((PromqlTerm("daily_gpus", 2.0),), 600.0)
+    query = PrometheusQuery((PromqlTerm("daily_gpus", 2.0),), 86_400.0)  # the samples end when tests are collected
     poller = PrometheusPoller(prometheus.url, on_change=lambda: None, interval_s=0.1)
     poller.start()
     try:
