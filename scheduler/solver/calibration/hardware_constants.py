@@ -115,6 +115,10 @@ class ConstantSpace:
         return replace(hardware, **limited)
 
 
+_WRITTEN_APART = ("gpu", "collectives", "kept_bytes")
+"""Fields of a profile without an entry of their own: name, tables, and memory that sleeping replicas keep in a fleet."""
+
+
 def format_gpu_document(hardware: HardwareProfile, *, source: str, sources: Mapping[str, str]) -> str:
     """Return `hardware` as JSON text that `parse_gpu` reads, with unit and source of every value.
 
@@ -123,7 +127,7 @@ def format_gpu_document(hardware: HardwareProfile, *, source: str, sources: Mapp
         sources: source by field name.
     """
     document: dict[str, Any] = {"gpu": hardware.gpu}
-    for field in (each.name for each in fields(HardwareProfile) if each.name not in ("gpu", "collectives")):
+    for field in (each.name for each in fields(HardwareProfile) if each.name not in _WRITTEN_APART):
         value = getattr(hardware, field)
         document[field] = {
             "value": sorted(value) if isinstance(value, frozenset) else value,

@@ -23,13 +23,14 @@ export function figures(job) {
   const leaving = job.gpus.releasing ? `, ${job.gpus.releasing} releasing` : "";
   const held = `range ${range(job.gpus.min, job.gpus.max, " to ")}${leaving}`;
   const share = now.gpuS ? ` (${percent(now.lostS / now.gpuS)})` : "";
-  const lost = now.lostS ? `${gpuTime(now.lostS)} lost${share}` : "no work lost";
+  const hasLost = now.lostS >= 1; // sums of floats leave millionths of a second
+  const lost = hasLost ? `${gpuTime(now.lostS)} lost${share}` : "no work lost";
   const cost = `${gpuTime(now.gpuS)}, ${lost}`;
   return el("dl", { class: "figures" }, [
     figureOf(job.state, "Steps done", steps, isKnown ? length : "not reported", el("span", {}, left ?? ended)),
     figureOf("training", "GPUs", count(job.gpus.target), "", held),
     figureOf("inference", "Throughput", speed, speed === "–" ? "" : "samples/s", loss),
-    figureOf(now.lostS ? "recalled" : "idle", "Time pending", duration(Math.round(now.waitedS)), "", cost),
+    figureOf(hasLost ? "recalled" : "idle", "Time pending", duration(Math.round(now.waitedS)), "", cost),
   ]);
 }
 
