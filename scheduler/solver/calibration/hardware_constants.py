@@ -116,7 +116,7 @@ class ConstantSpace:
 
 
 _WRITTEN_APART = ("gpu", "collectives", "kept_bytes")
-"""Fields of a profile without an entry of their own: name, tables, and memory that sleeping replicas keep in a fleet."""
+"""Fields without an entry like the others: the name, tables, and memory that sleeping replicas keep in a fleet."""
 
 
 def format_gpu_document(hardware: HardwareProfile, *, source: str, sources: Mapping[str, str]) -> str:
