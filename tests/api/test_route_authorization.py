@@ -76,6 +76,7 @@ def test_only_probes_the_console_its_sign_in_and_the_reference_are_public() -> N
         "GET /",
         "GET /console/{version}/{path:path}",
         "GET /docs",
+        "GET /docs/runbook",
         "GET /sign-in",
         "POST /sign-in",
         "GET /sign-in/oidc",
