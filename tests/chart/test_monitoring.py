@@ -29,7 +29,7 @@ from tools.reference_pages import count_panels
 
 RULES = CHART / "rules.yaml"
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "runbook.md"
-ALERT_CASES = (Path(__file__).parent / "alerts.yaml", Path(__file__).parent / "slos.yaml")
+ALERT_CASES = tuple(Path(__file__).parent / f"{name}.yaml" for name in ("alerts", "forecast_alerts", "slos"))
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 promtool = shutil.which("promtool")
 
