@@ -25,7 +25,7 @@ from tests.distribution.wheels import (
 )
 
 SERVER_PACKAGES = ("api", "baselines", "cli", "scheduler")
-NOT_INSTALLED = {"package.json", "package-lock.json", "tsconfig.json", "globals.d.ts", "responses.d.ts"}
+NOT_INSTALLED = {"package.json", "package-lock.json", "tsconfig.json", "globals.d.ts", "responses.d.ts", "api.d.ts"}
 """Files in packages that only the build and the type check of the console read."""
 CHARTS = ROOT / "api" / "console" / "node_modules" / "uplot"
 OLDEST = {"anyio": "3.6.2", "httpx": "0.23.3", "httpx-sse": "0.3.1", "tenacity": "8.2.0"}

@@ -22,7 +22,7 @@ DIMENSIONS = (
     {Dimension.DATA, Dimension.PIPELINE, Dimension.RECOMPUTE, Dimension.OFFLOAD_ACTIVATIONS},
     {Dimension.DATA, Dimension.RECOMPUTE, Dimension.OFFLOAD, *STREAMED_DIMENSIONS},
 )
-PLANS_MAX = 2500
+PLANS_MAX = 800
 REQUESTS = 24
 
 
