@@ -20,8 +20,7 @@ from api.identity.authorization import VIEWER, requires
 from api.overview import NodeSummaryView
 from api.state import RequestContext
 from scheduler.domain.capacity_history import CAPACITY_TIERS, HOURS, CapacityBin, CapacityTier, roll_up
-from scheduler.domain.fleet import Pool, PoolKind
-from scheduler.domain.forecast_fan import ForecastFan
+from scheduler.domain.fleet import ForecastFan, Pool, PoolKind
 from scheduler.domain.job_state import JobState
 from scheduler.scheduling.capacity_use import integrate_capacity
 from scheduler.scheduling.past_fleet import PastFleet, PastJob, decode_past_fleet

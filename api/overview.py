@@ -29,8 +29,8 @@ from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import WAITING_STATES, JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
+from scheduler.scheduling.capacity_use import NodeUse, find_node_use
 from scheduler.scheduling.explanation import Explanation
-from scheduler.scheduling.node_use import NodeUse, find_node_use
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
 from scheduler.scheduling.policies.quota import compute_queue_usage
 from scheduler.store.api_protocol import get_job_sort_key

@@ -216,7 +216,9 @@ class MemoryPartsView(TypedDict):
     """Predicted peak memory of one GPU by purpose, in bytes."""
 
     parameters: Annotated[int, Field(description="Weights as the computation uses them.")]
-    gradients: Annotated[int, Field(description="Bytes of the gradients that a GPU accumulates over the micro-batches of a step.")]
+    gradients: Annotated[
+        int, Field(description="Bytes of the gradients that a GPU accumulates over the micro-batches of a step.")
+    ]
     optimizer: Annotated[int, Field(description="Master weights and moments of the optimizer.")]
     activations: Annotated[int, Field(description="Activations that are stored for the backward pass.")]
     buffers: Annotated[int, Field(description="What a layer needs while it computes or sends.")]

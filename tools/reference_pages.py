@@ -26,7 +26,7 @@ from scheduler.documents.job import JobDocument
 from scheduler.domain.snapshot import Snapshot
 from scheduler.settings import Settings
 from scheduler.telemetry import metrics
-from scheduler.telemetry.exemplars import TracedHistogram
+from scheduler.telemetry.exposition import TracedHistogram
 from scheduler.telemetry.fleet_gauges import FleetGauges
 from scheduler.telemetry.metrics import REGISTRY
 from tools.grafana_boards.boards import BOARDS

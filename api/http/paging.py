@@ -30,11 +30,11 @@ from scheduler.store.api_protocol import (
     SortKey,
     get_job_sort_key,
     get_loan_sort_key,
+    take_page,
 )
 from scheduler.store.job_query import JobQuery
 from scheduler.store.lending_history import ReceiptQuery, get_receipt_sort_key
 from scheduler.store.newest_history import NewestRows
-from scheduler.store.page_selection import take_page
 from scheduler.store.protocol import Page
 
 PageItem = TypeVar("PageItem")

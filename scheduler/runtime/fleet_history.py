@@ -11,8 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from scheduler.domain.capacity_history import CHECKPOINT_STEP_S, HOURS
-from scheduler.domain.fleet import DemandReading, Pool, PoolKind
-from scheduler.domain.forecast_fan import ForecastFan
+from scheduler.domain.fleet import DemandReading, ForecastFan, Pool, PoolKind
 from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.binned_demand import DemandWindow
 from scheduler.forecast.fan import FAN_QUANTILES, forecast_fan

@@ -1,4 +1,4 @@
-"""Use of the GPUs of each pool at a snapshot, and integrated since the previous one.
+"""Use of nodes and of the GPUs of each pool at a snapshot, and of the pools integrated since the previous one.
 
 A snapshot holds until the next commit. So a commit integrates its predecessor from that one's time to its own, in the
 same transaction, and no second counts twice or is lost, whichever process fails.
@@ -7,6 +7,7 @@ same transaction, and no second counts twice or is lost, whichever process fails
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
+from typing import Literal
 
 from scheduler.domain.capacity_history import BIN_S, CapacityBin, PoolUse, build_bins
 from scheduler.domain.fleet import Loan, LoanState, Node, NodeState, PoolKind
@@ -145,3 +146,25 @@ def _build_use(snapshot: Snapshot, pool: str, counts: _PoolCounts, waiting: _Pen
         pending_jobs=pending_jobs,
         pending_gpus=pending_gpus,
     )
+
+
+NodeUse = Literal["training", "inference", "idle", "offered", "lent", "recalled", "cordoned", "down"]
+_USE_BY_LOAN_STATE: Mapping[LoanState, NodeUse] = {
+    LoanState.OFFERED: "offered",
+    LoanState.ACTIVE: "lent",
+    LoanState.RECALLED: "recalled",
+}
+
+
+def find_node_use(node: Node, snapshot: Snapshot, held: int) -> NodeUse:
+    """Return the use of a node of which jobs hold `held` GPUs. A loan in effect takes precedence over a cordon."""
+    loan = snapshot.loans.get(node.name)
+    if node.state is NodeState.DOWN:
+        return "down"
+    if loan is not None and loan.is_in_effect:
+        return _USE_BY_LOAN_STATE[loan.state]
+    if node.cordoned:
+        return "cordoned"
+    if held:
+        return "training"
+    return "inference" if node.inference_gpus else "idle"

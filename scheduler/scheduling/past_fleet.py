@@ -13,7 +13,7 @@ from typing import NamedTuple
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import WAITING_STATES
 from scheduler.domain.snapshot import Snapshot
-from scheduler.scheduling.node_use import NodeUse, find_node_use
+from scheduler.scheduling.capacity_use import NodeUse, find_node_use
 
 PENDING_JOBS_MAX = 200
 """Pending jobs that are named, those that waited longest. The others are counted by queue."""

@@ -8,10 +8,11 @@ MemoryStore and SqlStore, `ServiceStore` by SqlStore alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from heapq import nlargest
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from scheduler.domain.commands import Command
 from scheduler.domain.fleet import LIVE_LOAN_STATES, Loan, LoanState
@@ -386,3 +387,14 @@ class ServiceStore(ApiStore, Protocol):
 
     @property
     def accounts(self) -> AccountStore: ...
+
+
+Row = TypeVar("Row")
+
+
+def take_page(
+    rows: list[Row], get_sort_key: Callable[[Row], SortKey], *, after: SortKey | None, limit: int
+) -> tuple[Row, ...]:
+    """Return up to `limit` rows that follow the key `after`, in list order."""
+    following = rows if after is None else [row for row in rows if get_sort_key(row) < after]
+    return tuple(nlargest(limit, following, key=get_sort_key))

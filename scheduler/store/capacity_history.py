@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from scheduler.domain.capacity_history import CAPACITY_TIERS, CapacityBin, roll_up
-from scheduler.domain.forecast_fan import ForecastFan
+from scheduler.domain.fleet import ForecastFan
 from scheduler.store.protocol import Commit
 
 HOUR_S = 3600

@@ -17,6 +17,7 @@ from scheduler.domain.job_records import Sample
 from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
 from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.snapshot import Snapshot
+from scheduler.store.allocation_history import MemoryAllocationHistory
 from scheduler.store.api_protocol import (
     AuditEntry,
     AuditFilter,
@@ -30,16 +31,15 @@ from scheduler.store.api_protocol import (
     StoredAuditEntry,
     get_job_sort_key,
     get_loan_sort_key,
+    take_page,
 )
 from scheduler.store.audit_chain import ChainReport
 from scheduler.store.capacity_history import MemoryCapacityHistory
 from scheduler.store.credentials import ApiToken
 from scheduler.store.job_query import JobQuery
 from scheduler.store.lending_history import ReceiptQuery, get_receipt_sort_key
-from scheduler.store.memory_allocations import MemoryAllocationHistory
-from scheduler.store.memory_newest_history import MemoryNewestHistory
 from scheduler.store.memory_secrets import MemorySecrets
-from scheduler.store.page_selection import take_page
+from scheduler.store.newest_history import MemoryNewestHistory
 from scheduler.store.protocol import (
     Commit,
     ConflictError,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from scheduler.domain.decisions import decision_subject
 from scheduler.store.protocol import StoredDecision, StoredEvent
 
 Row = TypeVar("Row")
+NumberedRow = TypeVar("NumberedRow", StoredEvent, StoredDecision)
 
 DECISIONS_SCANNED_MAX = 20_000
 """Decisions that one read compares with a filter. No index finds them by subject or kind."""
@@ -48,3 +51,24 @@ class NewestHistory(Protocol):
 
         Compares a limited number of decisions with the filter, so older ones may follow although few were found.
         """
+
+
+class MemoryNewestHistory:
+    """NewestHistory of the lists of a MemoryStore, which only grow and are numbered from 1."""
+
+    def __init__(self, events: Sequence[StoredEvent], decisions: Sequence[StoredDecision]) -> None:
+        self._events = events
+        self._decisions = decisions
+
+    def list_events(self, before: int, limit: int, subject: str = "") -> NewestRows[StoredEvent]:
+        older = reversed(self._events[: max(0, before - 1)])
+        return _take_newest((each for each in older if subject in ("", each.event.subject)), limit)
+
+    def list_decisions(self, before: int, limit: int, filters: DecisionFilter) -> NewestRows[StoredDecision]:
+        return _take_newest(filter(filters.matches, reversed(self._decisions[: max(0, before - 1)])), limit)
+
+
+def _take_newest(rows: Iterator[NumberedRow], limit: int) -> NewestRows[NumberedRow]:
+    found = tuple(islice(rows, limit))
+    older_below = found[-1].number if len(found) == limit else 0
+    return NewestRows(found, older_below if older_below > 1 else 0)

@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from scheduler.domain.capacity_history import CAPACITY_TIERS, MAX_FIELDS, SUMMED_FIELDS, CapacityBin, roll_up
 from scheduler.domain.codec import decode_stored, encode
-from scheduler.domain.forecast_fan import ForecastFan
+from scheduler.domain.fleet import ForecastFan
 from scheduler.store import sql_state
 from scheduler.store.capacity_history import HOUR_S, FleetCheckpoint
 from scheduler.store.database import (

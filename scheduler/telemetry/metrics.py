@@ -22,8 +22,7 @@ from scheduler.domain.events import DeliveryState
 from scheduler.domain.job_records import ReplanPhase
 from scheduler.domain.observation import FailureCause, RunPhase
 from scheduler.domain.tick_report import BreachKind, Invariant
-from scheduler.telemetry.exemplars import ExemplarStore, TracedHistogram, attach_exemplars
-from scheduler.telemetry.exposition import Exposition, expose
+from scheduler.telemetry.exposition import ExemplarStore, Exposition, TracedHistogram, attach_exemplars, expose
 from scheduler.telemetry.multiprocess_files import MetricFilesCollector, drop_stale_files
 
 # Upper bounds of histogram buckets: seconds, except for GAP_BUCKETS, which are fractions.

@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.registry import Collector
 
-from scheduler.telemetry.exemplars import attach_exemplars, read_exemplars
+from scheduler.telemetry.exposition import attach_exemplars, read_exemplars
 
 _KEY_CACHE_SIZE = 50_000
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from scheduler.domain import gpu_sets
+from scheduler.domain.capacity_history import GPU_USES
 from scheduler.domain.decisions import PreemptJob, ReasonCode
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import Forecast, LoanState, PoolKind
@@ -18,18 +19,20 @@ from scheduler.domain.recall_receipts import RecallOutcome
 from scheduler.domain.shortages import ShortageDay
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import Breach, BreachKind, TickReport
+from scheduler.scheduling.capacity_use import integrate_capacity
 from scheduler.scheduling.legality import find_breaches
-from scheduler.telemetry.capacity_counters import record_capacity
-from scheduler.telemetry.exemplars import TracedHistogram
+from scheduler.telemetry.exposition import TracedHistogram
 from scheduler.telemetry.job_ends import declare_job_ends, record_job_ends
 from scheduler.telemetry.metrics import (
     ACTIVE_BREACHES,
     BREACHES,
+    CAPACITY_GPU_SECONDS,
     DECISIONS,
     FORECAST_COVERAGE,
     FORECASTS_EVALUATED,
     GOODPUT,
     GPU_SECONDS,
+    IDLE_GPU_SECONDS,
     INFERENCE_INTERVALS,
     JCT,
     LENT,
@@ -350,3 +353,19 @@ def _count_gpus(snapshot: Snapshot) -> tuple[int, int]:
     index = snapshot.index
     held = sum(map(len, index.holders.values()))
     return held, sum(snapshot.jobs[job_id].allocation.target_gpus for job_id in index.running)
+
+
+def record_capacity(report: TickReport) -> None:
+    """Count the use since the previous commit. Call it for committed ticks only, which store the same bins."""
+    pools = report.before.pools
+    for name, pool in pools.items():
+        for use in GPU_USES:
+            CAPACITY_GPU_SECONDS.labels(name, use)  # exports 0 before the first
+        IDLE_GPU_SECONDS.labels(name, OWN if pool.kind is PoolKind.TRAINING else LENT)
+    for each in integrate_capacity(report.before, report.after.now_s):
+        for use, gpu_s in each.uses_gpu_s.items():
+            CAPACITY_GPU_SECONDS.labels(each.pool, use).inc(gpu_s)
+        if pools[each.pool].kind is PoolKind.TRAINING:
+            IDLE_GPU_SECONDS.labels(each.pool, OWN).inc(each.free_waited_gpu_s)
+        else:
+            IDLE_GPU_SECONDS.labels(each.pool, LENT).inc(each.lent_idle_waited_gpu_s)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from scheduler.domain.capacity_history import MINUTES, TEN_MINUTES, CapacityBin, PoolUse, build_bins
-from scheduler.domain.fleet import DemandReading
-from scheduler.domain.forecast_fan import ForecastFan
+from scheduler.domain.fleet import DemandReading, ForecastFan
 from scheduler.forecast.binned_demand import DemandWindow
 from scheduler.forecast.fan import FAN_QUANTILES, forecast_fan
 from scheduler.forecast.seasonality import Season

@@ -17,7 +17,7 @@ from scheduler.domain.capacity_history import (
     build_bins,
     roll_up,
 )
-from scheduler.domain.forecast_fan import ForecastFan
+from scheduler.domain.fleet import ForecastFan
 from scheduler.store.api_protocol import ApiStore, HistoryLog
 from scheduler.store.clock_reset import reset_clock
 from scheduler.store.protocol import Commit, FencedError

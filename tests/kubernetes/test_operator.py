@@ -7,7 +7,7 @@ import signal
 from scheduler.domain.commands import Command, ScaleJob, SubmitJob
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
-from scheduler.kubernetes.api_objects import ELASTIC_JOB, LEASE, NODE, labels_of, name_of, uid_of
+from scheduler.kubernetes.api_objects import ELASTIC_JOB, LEASE, NODE, POOL, labels_of, name_of, uid_of
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.waiting import eventually
 
@@ -83,6 +83,8 @@ def test_node_without_pool_is_untouched(operated: Operated) -> None:
 def test_node_is_lent_and_returned_by_deployment_demand(operated: Operated) -> None:
     operated.add_nodes(1)
     operated.add_inference(2, replicas=0)
+    lending = {"demandProfile": [0] * 24}  # lends before the forecast is calibrated
+    operated.cluster.patch(POOL, "inference", change={"spec": {"lending": lending}})
     operated.start_operator()
     operated.submit("llama", 8, 16)
     eventually(lambda: operated.held("llama") == 16, what="it has grown onto a lent node")

@@ -15,7 +15,7 @@ from prometheus_client.openmetrics import parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from scheduler.domain.snapshot import Snapshot
-from scheduler.telemetry.exemplars import WRITE_INTERVAL_S, Bucket, ExemplarStore, TracedValue, read_exemplars
+from scheduler.telemetry.exposition import WRITE_INTERVAL_S, Bucket, ExemplarStore, TracedValue, read_exemplars
 from scheduler.telemetry.fleet_gauges import FleetGauges
 from scheduler.telemetry.metrics import JCT, TICK_DURATION, render_metrics
 
