@@ -23,6 +23,7 @@ from scheduler.store.database import (
     METADATA,
     StoreError,
     StoreRefusedError,
+    disable_timeouts,
     make_snapshot_engine,
     open_engine,
     redact_url,
@@ -161,7 +162,7 @@ def _copy_out(engine: Engine, copy: Path) -> None:
     target_engine = open_engine(f"sqlite:///{copy}")
     try:
         with transaction(make_snapshot_engine(engine)) as source, transaction(target_engine) as target:
-            _disable_timeouts(source)
+            disable_timeouts(source)
             _copy_tables(source, target)
     finally:
         target_engine.dispose()
@@ -177,7 +178,7 @@ def _copy_in(copy: Path, engine: Engine) -> None:
     source_engine = open_engine(f"sqlite:///{copy}")
     try:
         with transaction(source_engine) as source, transaction(engine) as target:
-            _disable_timeouts(target)
+            disable_timeouts(target)
             for table in METADATA.sorted_tables:  # triggers protect the audit log
                 target.execute(text(f'ALTER TABLE "{table.name}" DISABLE TRIGGER USER'))
             names = ", ".join(f'"{table.name}"' for table in METADATA.sorted_tables)
@@ -188,12 +189,6 @@ def _copy_in(copy: Path, engine: Engine) -> None:
                 _advance_sequence(target, table)
     finally:
         source_engine.dispose()
-
-
-def _disable_timeouts(connection: Connection) -> None:
-    """Let a transaction of PostgreSQL last as long as it takes to copy a large database."""
-    for name in ("idle_in_transaction_session_timeout", "statement_timeout"):
-        connection.execute(text(f"SET LOCAL {name} = 0"))
 
 
 def _copy_tables(source: Connection, target: Connection) -> None:

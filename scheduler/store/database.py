@@ -31,6 +31,7 @@ from sqlalchemy import (
     event,
     func,
     select,
+    text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
@@ -185,6 +186,13 @@ def transaction(engine: Engine) -> Iterator[Connection]:
         if not isinstance(error, CONNECTION_ERRORS) and not getattr(error, "connection_invalidated", False):
             raise
         raise UnavailableError(f"database {redact_url(engine)}: {getattr(error, 'orig', None) or error}") from error
+
+
+def disable_timeouts(connection: Connection) -> None:
+    """Let the transaction last as long as a migration or a copy of a large database takes."""
+    if connection.dialect.name == "postgresql":
+        for name in ("idle_in_transaction_session_timeout", "statement_timeout"):
+            connection.execute(text(f"SET LOCAL {name} = 0"))
 
 
 def fetch_rows(engine: Engine, query: Select[*tuple[Any, ...]]) -> list[AnyRow]:

@@ -33,6 +33,7 @@ from scheduler.store.database import (
     METADATA,
     StoreError,
     StoreUnreachableError,
+    disable_timeouts,
     open_engine,
     redact_url,
     transaction,
@@ -85,6 +86,7 @@ def migrate(url: str) -> None:
             return
         config = build_alembic_config()
         with _ALEMBIC_LOCK, engine.begin() as connection:
+            disable_timeouts(connection)
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
             connection.execute(delete(SCHEMA_COMPATIBILITY))

@@ -24,6 +24,7 @@ FOLLOWED_PAGES = (
     "docs/how-to/authenticate.md",
     "docs/how-to/plan-a-model.md",
     "docs/how-to/run-plans-in-a-framework.md",
+    "docs/how-to/see-what-lending-saves.md",
     "docs/how-to/size-an-inference-pool.md",
     "docs/tutorials/first-job.md",
     "docs/tutorials/lending.md",
