@@ -35,6 +35,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 NOW_S = HISTORY_STEP_S * (time.time() // HISTORY_STEP_S)
+AHEAD_S = 10_800.0
 GAUGES = """
 vllm:num_requests_running{engine="0",model_name="chat",instance="a"} 200
 vllm:num_requests_running{engine="0",model_name="chat",instance="b"} 100
@@ -82,18 +83,19 @@ US_PER_S = {"nv_inference_request_duration_us": 3e6, "nv_inference_queue_duratio
 
 
 def write_samples(path: Path) -> None:
-    """Write gauges of twenty minutes, Triton's counters, and a month of two histories of which one has gaps.
+    """Write gauges, Triton's counters, and a month of two histories of which one has gaps.
 
-    Half of the twenty minutes lies ahead, so that slow tests still find samples.
+    All continue for three hours after the tests are collected, so that tests find samples however late they run.
     """
     families: dict[str, list[str]] = {}
-    recent_s = [NOW_S + 15.0 * at for at in range(-40, 61)]
+    recent_s = [NOW_S + 15.0 * at for at in range(-40, int(AHEAD_S / 15.0))]
     for line in GAUGES.strip().splitlines():
         series, _, value = line.rpartition(" ")
         families.setdefault(series.partition("{")[0], []).extend(f"{series} {value} {at_s}" for at_s in recent_s)
     for name, per_s in US_PER_S.items():
         families[name] = [f'{name}{{model="chat"}} {per_s * (at_s - recent_s[0])} {at_s}' for at_s in recent_s]
-    past_s = [NOW_S - HISTORY_STEP_S * at for at in range(int(HISTORY_S / HISTORY_STEP_S) + 300)][::-1]
+    steps = range(-int(AHEAD_S / HISTORY_STEP_S), int(HISTORY_S / HISTORY_STEP_S) + 300)
+    past_s = [NOW_S - HISTORY_STEP_S * at for at in steps][::-1]
     families["daily_gpus"] = [f"daily_gpus {at % 288} {at_s}" for at, at_s in enumerate(past_s)]
     families["gappy_gpus"] = [f"gappy_gpus 1 {at_s}" for at, at_s in enumerate(past_s) if at % 4 == 0]
     with path.open("w", encoding="utf-8") as file:
@@ -174,7 +176,7 @@ def test_selector_values_are_quoted(prometheus: Prometheus) -> None:
 
 
 def test_month_is_back_filled_at_the_resolution_of_the_forecast(prometheus: Prometheus) -> None:
-    query = PrometheusQuery((PromqlTerm("daily_gpus", 2.0),), 86_400.0)  # the samples end when tests are collected
+    query = PrometheusQuery((PromqlTerm("daily_gpus", 2.0),), 600.0)
     poller = PrometheusPoller(prometheus.url, on_change=lambda: None, interval_s=0.1)
     poller.start()
     try:
