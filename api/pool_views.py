@@ -57,7 +57,7 @@ class StandbyView(TypedDict):
 
 
 class StandbyStateView(TypedDict):
-    """What the inference replicas on a node do that can sleep."""
+    """State of the inference replicas on a node that can sleep."""
 
     phase: Annotated[
         StandbyPhase,

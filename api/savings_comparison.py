@@ -32,7 +32,7 @@ VARIANTS: dict[Variant, str] = {
 _TASKS_MAX = 20
 _TITLE = f"Savings of the last {DAYS} days: with, without lending, and without elasticity"
 COMPARISON_OWNER_ID = "service:savings"
-"""Owner of the simulations that compare, so that they are found whoever has started them."""
+"""Owner of the simulations that compare, so that they are found for every caller."""
 
 
 class ComparedOutcomeView(TypedDict):

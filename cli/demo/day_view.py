@@ -1,4 +1,4 @@
-"""What the terminal shows of the running demo, read from the service's API."""
+"""State of the running demo for the terminal, read from the service's API."""
 
 from __future__ import annotations
 

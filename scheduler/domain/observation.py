@@ -97,7 +97,7 @@ class ReplicaStart:
 
 @dataclass(frozen=True, slots=True)
 class StandbyFacts:
-    """What the standby replicas on a node do. A phase of None says that nothing new is known.
+    """State of the standby replicas on a node. A phase of None says that nothing new is known.
 
     `wake` is the newest time that they took from the order to wake until they served.
     """

@@ -64,7 +64,7 @@ class Standby:
 
 
 class StandbyPhase(StrEnum):
-    """What the replicas on a node do.
+    """State of the replicas on a node.
 
     ABSENT: the node has none that can sleep. SLEEP_FAILED and WAKE_FAILED: a replica did not fall asleep, or did not
     wake.

@@ -39,7 +39,7 @@ def commit(service: ApiService, change: Change, **more: Any) -> None:
 
 @pytest.fixture
 def planted() -> ApiService:
-    """A service with one problem of each code that follows from the snapshot. It finds them anew each time."""
+    """A service with one problem of each code that follows from the snapshot. It finds them again each time."""
     service = ApiService(store=MemoryStore(planted_snapshot()))
     service.leader = service.store.acquire_lease("test", now_s=NOW_S, ttl_s=1e6)
     service.app.state.problems = ProblemCache(clock_s=lambda: 0.0)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.console.console_site import ConsoleSite
 
 SLOWNESS = 3
-"""Allowance for tests that run beside others on the same processors."""
+"""Allowance for other tests on the same processors."""
 PAINTED = """(name) => {
     const hex = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     const wanted = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)).join();

@@ -22,7 +22,7 @@ STRIP = ".problems"
 
 @pytest.fixture
 def site_of_problems(fleet: ConsoleSite) -> ConsoleSite:
-    """A fleet that finds its problems anew with each request for a new state."""
+    """A fleet that finds its problems again with each request for a new state."""
     fleet.app.state.problems = ProblemCache(clock_s=lambda: 0.0)
     return fleet
 

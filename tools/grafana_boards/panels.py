@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 INSTALLATION = 'cluster="$cluster", namespace="$namespace"'
 _SELECTORS = {
@@ -89,9 +90,9 @@ def select(query: str) -> str:
 
 
 def stat(
-    title: str, query: str, unit: str = "short", *, about: str, thresholds: Thresholds, width: int = 4, **more: object
+    title: str, query: str, unit: str = "short", *, about: str, thresholds: Thresholds, width: int = 4, **more: Any
 ) -> Panel:
-    return Panel(Kind.STAT, title, about, {title: query}, unit, width, thresholds=thresholds, **more)  # type: ignore[arg-type]
+    return Panel(Kind.STAT, title, about, {title: query}, unit, width, thresholds=thresholds, **more)
 
 
 def at_least(good: float, fair: float) -> Thresholds:

@@ -49,7 +49,7 @@ class IncidentView(TypedDict):
 
 
 class StandbyStateView(TypedDict):
-    """What the inference replicas on a node do that can sleep."""
+    """State of the inference replicas on a node that can sleep."""
 
     detail: str
     failure: str
