@@ -96,7 +96,7 @@ class QueuePage {
   #drawUsage() {
     const { items, total } = this.usage;
     if (!items.length) return;
-    const lost = total.lost_gpu_s ? `, ${gpuTime(total.lost_gpu_s)} of work lost` : "";
+    const lost = total.lost_gpu_s >= 1 ? `, ${gpuTime(total.lost_gpu_s)} of work lost` : "";
     const lent = `${gpuTime(total.lent_gpu_s)} of them on lent nodes`;
     this.sums.textContent = `${gpuTime(total.gpu_s)} in ${DAYS} days, ${lent}${lost}`;
     const series = [
