@@ -69,6 +69,8 @@ def test_a_login_url_signs_in_before_the_controls_send_a_request(tmp_path: Path,
         page = opened(f"{site.url}/#/login?code={code}")
         expect(page.get_by_role("complementary", name="Demo")).to_contain_text("00:00")
         expect(page.locator("#user .name")).to_have_text("root")
+        expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+        page.close()  # before the service, which a file that still loads would miss
     finally:
         site.close()
 
