@@ -141,7 +141,7 @@ def test_identity_provider_signs_in(tmp_path: Path, opened: Opener, picture: Cal
             dialog.get_by_role("button", name="Continue with localhost").click()
             expect(page.locator("#user .name")).to_have_text("anna")
             assert page.url == f"{url}/#/jobs?owner=anna"
-            expect(page.get_by_role("heading", name="Jobs")).to_be_visible()
+            expect(page.get_by_role("heading", name="No jobs")).to_be_visible()
             page.close()  # before the service, which a request of the page would miss
         finally:
             site.close()
