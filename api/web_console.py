@@ -5,6 +5,7 @@ They are public. The API that they call requires authentication.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 from dataclasses import dataclass
@@ -137,7 +138,15 @@ async def console_file(version: str, path: str, request: Request) -> Response:
 
 
 def file_response(request: Request, body: bytes, media_type: str, etag: str, cache_control: str) -> Response:
-    headers = {**_HEADERS, "ETag": etag, "Cache-Control": cache_control}
+    headers = {**_HEADERS, "ETag": etag, "Cache-Control": cache_control, "Vary": "Accept-Encoding"}
     if etag in request.headers.get("If-None-Match", ""):
         return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("Accept-Encoding", ""):
+        return Response(_compress(body), media_type=media_type, headers={**headers, "Content-Encoding": "gzip"})
     return Response(body, media_type=media_type, headers=headers)
+
+
+@cache
+def _compress(body: bytes) -> bytes:
+    """Return a file of the console as gzip. Files are few and the same for every caller."""
+    return gzip.compress(body, mtime=0)

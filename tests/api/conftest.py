@@ -46,7 +46,8 @@ class AppTransport(httpx.BaseTransport):
         body = request.read()
         forwarded = httpx.Request(request.method, request.url, headers=request.headers, content=body)
         answer = await self._transport.handle_async_request(forwarded)
-        response = httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
+        headers = [header for header in answer.headers.multi_items() if header[0] != "content-encoding"]
+        response = httpx.Response(answer.status_code, headers=headers, content=await answer.aread())  # decoded
         if response.content and response.headers.get("content-type") == "application/json":
             validate_response(request.method, request.url.path, response.status_code, response.json())
         return response

@@ -192,3 +192,11 @@ def test_only_recent_generations_are_remembered() -> None:
 
 def _at(generation: int, snapshot: Snapshot) -> Snapshot:
     return Snapshot(generation, 0.0, snapshot.pools, snapshot.nodes, loans=snapshot.loans)
+
+
+def test_files_are_compressed_for_clients_that_accept_it(service: ApiService) -> None:
+    sizes = {
+        encoding: int(service.http.get("/", headers={"Accept-Encoding": encoding}).headers["Content-Length"])
+        for encoding in ("gzip", "identity")
+    }
+    assert sizes["gzip"] < sizes["identity"] / 2
