@@ -65,6 +65,7 @@ def test_slider_shows_the_fleet_as_it_was(fleet: ConsoleSite, opened: Opener) ->
     page = opened(f"{fleet.url}/#/?range=1h")
     expect(page.locator(".tile").first).to_be_visible()
     expect(page.locator(".tile[data-state=lent]")).to_have_count(0)
+    expect(page.locator(".capacity .u-over").first).to_be_visible()  # the slider gets its range with the history
     slide(page, then_s + 120.0)
     expect(page.get_by_text(re.compile("^Showing "))).to_be_visible()
     expect(page.locator(".tile[data-state=lent]:visible").first).to_be_visible()
