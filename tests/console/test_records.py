@@ -64,7 +64,7 @@ def test_the_audit_log_is_filtered_and_verified(fleet: ConsoleSite, opened: Open
     expect(entries.first.locator("pre")).to_contain_text('"guaranteed_gpus": 24')
     page.get_by_role("button", name="Verify the log").click()
     expect(page.get_by_role("region", name="Verification")).to_contain_text("EBBTIDE_AUDIT_CHAIN")
-    page.goto(f"{fleet.url}/#/audit?actor=nobody")
+    page.goto(f"{fleet.url}/#/audit?actor=unknown")
     expect(page.get_by_text("No matching entries")).to_be_visible()
 
 

@@ -1,4 +1,4 @@
-"""What-if form: a replay of the recorded days with changes, its report beside the one without changes, and charts."""
+"""The form of what-if replays: changes, the report next to the one without changes, and charts."""
 
 from __future__ import annotations
 
