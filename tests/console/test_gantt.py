@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from scheduler.domain.allocation_span import AllocationSpan, SpanEnd
 from scheduler.store.allocation_history import SpanQuery
@@ -38,6 +38,23 @@ def test_boxes_lead_to_jobs_and_filters_stay_in_the_address(fleet: ConsoleSite, 
     page.get_by_role("button", name="Filter").click()
     box.click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("llama-pretrain")
+
+
+def test_what_was_typed_stays_when_the_pools_arrive(fleet: ConsoleSite, opened: Opener) -> None:
+    fleet.ticks(1)
+    page = opened(f"{fleet.url}/#/settings")
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    held: list[Route] = []
+    page.route("**/v1/overview*", lambda route: held.append(route))
+    page.evaluate("location.hash = '#/gantt?queue=products'")
+    queue = page.get_by_label("Queue")
+    queue.fill("research")
+    page.wait_for_timeout(200)
+    assert held, "the page asked for no pools"
+    while held:
+        held.pop().continue_()
+    expect(page.get_by_label("Pool").locator("option")).to_have_count(3)
+    expect(queue).to_have_value("research")
 
 
 def test_numbers_of_the_table_are_those_of_the_api(fleet: ConsoleSite, opened: Opener) -> None:

@@ -54,7 +54,6 @@ class GanttPage {
     if (fleet.complete) this.nodes.clear();
     for (const node of fleet.nodes) this.nodes.set(node.name, node);
     for (const name of fleet.gone) this.nodes.delete(name);
-    const isNew = this.pools.length !== fleet.pools.length;
     this.pools = fleet.pools.map((pool) => pool.name);
     this.nowS = fleet.now_s;
     const [fromS, toS] = timesOf(view, this.nowS);
@@ -62,7 +61,7 @@ class GanttPage {
     if (view !== this.view) return this.again(); // another view was chosen meanwhile
     [this.spans, this.isCut] = spans;
     this.loans = loans;
-    if (isNew) this.#drawForm();
+    this.#offerPools();
     this.#draw();
   }
 
@@ -113,9 +112,7 @@ class GanttPage {
 
   #drawForm() {
     const { view } = this;
-    const pools = this.pools.includes(view.pool) || !view.pool ? this.pools : [...this.pools, view.pool];
-    const choice = (id, name, options, chosen) => {
-      const choices = options.map(([label, value]) => el("option", { value, selected: value === chosen }, label));
+    const choice = (id, name, choices) => {
       return el("div", {}, el("label", { for: id }, name), el("select", { id, name: id }, choices));
     };
     const text = (id, name) => {
@@ -133,14 +130,24 @@ class GanttPage {
     const form = el(
       "form",
       { class: "filters", role: "search", "aria-label": "Filter allocations", on: { submit: apply } },
-      choice("last", "Length", lengths.map(([name, value]) => [name, String(value)]), String(Math.round(view.lengthS))),
-      choice("pool", "Pool", [["All pools", ""], ...pools.map((name) => [name, name])], view.pool),
+      choice("last", "Length", options(lengths, Math.round(view.lengthS))),
+      choice("pool", "Pool", []),
       text("queue", "Queue"),
       text("job", "Job id"),
       el("button", { type: "submit" }, "Filter"),
     );
     for (const select of form.querySelectorAll("select")) select.addEventListener("change", apply);
-    redraw(this.places.form, JSON.stringify([view, this.pools]), () => form);
+    redraw(this.places.form, JSON.stringify(view), () => form);
+    this.#offerPools();
+  }
+
+  /** Fills the list of pools in place, so that what was typed meanwhile stays. */
+  #offerPools() {
+    const { pools, view } = this;
+    const names = pools.includes(view.pool) || !view.pool ? pools : [...pools, view.pool];
+    const choice = this.places.form.querySelector("select[name=pool]");
+    const offered = [["All pools", ""], ...names.map((name) => [name, name])];
+    redraw(choice, JSON.stringify(offered), () => options(offered, view.pool));
   }
 
   #draw() {
@@ -206,6 +213,11 @@ class GanttPage {
     const props = { class: "row", "aria-label": "Pages of nodes" };
     return el("nav", props, button("Previous nodes", page - 1), at, button("Next nodes", page + 1));
   }
+}
+
+/** The options of a list of choices, from pairs of a name and a value. */
+function options(pairs, chosen) {
+  return pairs.map(([name, value]) => el("option", { value, selected: value === chosen }, name));
 }
 
 const earlier = (view, nowS) => pan(view, -0.5, nowS);
