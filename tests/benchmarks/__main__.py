@@ -19,7 +19,7 @@ NAMES = (
     *("lengths", "lengths_trainer", "freezing", "forecast", "lending_decision", "serving_capacity"),
     *("simulate", "decide", "optimum", "reproduce", "reproduce_deadlines", "rubick", "tenfold"),
     *("resharding", "shrinks", "replan", "agents", "machine_agents", "kubernetes", "front_door", "streams", "takeover"),
-    *("metrics", "console", "ended_jobs", "redaction", "session_overhead", "checkpoints"),
+    *("metrics", "console", "open_tab", "ended_jobs", "redaction", "session_overhead", "checkpoints"),
 )
 
 

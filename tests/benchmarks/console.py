@@ -73,14 +73,14 @@ def rows() -> Iterator[tuple[str, str, str]]:
         try:
             yield from _rows(site, browser)
             site.close()
-            site = _build_site_with_history(Path(folder))
+            site = build_site_with_history(Path(folder))
             yield from _page_rows(site, browser)
         finally:
             browser.close()
             site.close()
 
 
-def _build_site_with_history(folder: Path) -> ConsoleSite:
+def build_site_with_history(folder: Path) -> ConsoleSite:
     url = f"sqlite:///{folder / 'history.sqlite'}"
     migrate(url)
     store, snapshot = SqlStore(url), large_store().load().snapshot
