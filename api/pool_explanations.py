@@ -25,7 +25,7 @@ class ShadowView(TypedDict):
     gpu_hours: Annotated[float, Field(description="GPU-hours that jobs would have used so far.")]
     loans: Annotated[int, Field(description="Number of loans that would have begun.")]
     recalls: Annotated[int, Field(description="Number of them that inference would have ended by a recall.")]
-    intervals: Annotated[int, Field(description="Number of closed five-minute intervals of the last two weeks.")]
+    intervals: Annotated[int, Field(description="Number of closed five-minute intervals of the last four weeks.")]
     short_intervals: Annotated[
         int, Field(description="Number of them in which the loans would have left inference short.")
     ]

@@ -164,7 +164,7 @@ class ForecastView(TypedDict):
 
 
 class ShortagesView(TypedDict):
-    """Five-minute intervals of the last two weeks in which loans left the inference of a pool short."""
+    """Five-minute intervals of the last four weeks in which loans left the inference of a pool short."""
 
     intervals: Annotated[int, Field(description="Number of intervals that have closed.")]
     short_intervals: Annotated[int, Field(description="Number of them that were short.")]

@@ -111,8 +111,8 @@ class LendingDocument(Document):
     )
     shortage_target: Annotated[float, Field(strict=True, gt=0, le=SHORTAGE_TARGET_MAX)] | None = Field(
         default=None,
-        description="Share of five-minute intervals, over two weeks, in which loans may leave inference short, above 0 "
-        f"and at most {SHORTAGE_TARGET_MAX:g}. Null: {SHORTAGE_TARGET:g}, or `quantile` decides.",
+        description="Share of five-minute intervals, over four weeks, in which loans may leave inference short, above "
+        f"0 and at most {SHORTAGE_TARGET_MAX:g}. Null: {SHORTAGE_TARGET:g}, or `quantile` decides.",
     )
     quantile: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = Field(
         default=None,

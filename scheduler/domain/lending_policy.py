@@ -54,7 +54,7 @@ class LendingPolicy:
     """Limits that the owner of an inference pool sets for its loans. All of them are hard.
 
     The forecast demand, plus `headroom` as a fraction of the pool's GPUs, must remain in the pool. The level of the
-    forecast is `quantile`, or follows from `shortage_target`: the share of five-minute intervals, over two weeks, in
+    forecast is `quantile`, or follows from `shortage_target`: the share of five-minute intervals, over four weeks, in
     which loans may leave inference short. Without either, the target is `SHORTAGE_TARGET`.
     A recalled node is returned within `return_deadline_s` and serves inference `cold_start_s` later; the forecast looks
     ahead over the sum of both. A loan must be expected to last `loan_s_min`. A demand reading older than

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 INTERVAL_S = 300.0
-WINDOW_DAYS = 14
+WINDOW_DAYS = 28
 INTERVALS_PER_DAY = int(86_400 / INTERVAL_S)
 WINDOW_INTERVALS = WINDOW_DAYS * INTERVALS_PER_DAY
+_BUDGET_INTERVALS_MIN = WINDOW_INTERVALS // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,12 @@ class ShortageRecord:
         return self.short_intervals / self.intervals if self.intervals else 0.0
 
     def compute_budget_left(self, target: float) -> float:
-        """Return the share of the window's short intervals that is left, 0 to 1, if `target` of them may be short."""
+        """Return the share of the window's short intervals that is left, 0 to 1, if `target` of them may be short.
+
+        The budget of a young record grows with it, from that of half a window on.
+        """
         spent = self.short_intervals + self.is_short
-        return max(0.0, 1.0 - spent / (target * WINDOW_INTERVALS))
+        return max(0.0, 1.0 - spent / (target * max(_BUDGET_INTERVALS_MIN, self.intervals)))
 
     def observe(self, at_s: float, *, spare_gpus: float, lent_gpus: int, cold_start_s: float) -> ShortageRecord:
         """Return the record after a reading of demand, which is not older than the last one.

@@ -287,7 +287,7 @@ _LEVERS: dict[PoolReasonCode, str] = {
     LendingBound.MAXIMUM: "Raise lending.lent_nodes_max.",
     LendingBound.KEPT_NODES: "Lower lending.kept_nodes_min.",
     LendingBound.DEMAND: "Wait for demand to fall, lower lending.headroom, or raise lending.shortage_target.",
-    LendingObstacle.BUDGET_SPENT: "Wait until the short intervals are two weeks old, or raise lending.shortage_target.",
+    LendingObstacle.BUDGET_SPENT: "Wait until short intervals are four weeks old, or raise lending.shortage_target.",
     LendingObstacle.LOAN_TOO_SHORT: "Lower lending.loan_s_min.",
     LendingObstacle.PROPOSALS_WAITING: "Wait, or lower lending.notice_s.",
     LendingObstacle.ALL_NODES_LENT: "Add nodes to the pool.",

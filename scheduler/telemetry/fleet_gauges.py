@@ -265,7 +265,7 @@ class FleetGauges:
     def _collect_shortages(self) -> Iterator[Metric]:
         ratio = GaugeMetricFamily(
             "ebbtide_lending_shortage_ratio",
-            "Share of five-minute intervals of the last two weeks in which loans left inference short.",
+            "Share of five-minute intervals of the last four weeks in which loans left inference short.",
             labels=["pool"],
         )
         target = GaugeMetricFamily(

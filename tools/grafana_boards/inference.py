@@ -51,7 +51,7 @@ INFERENCE = Board(
                     "Budget of short intervals left",
                     "min(ebbtide_lending_budget_ratio{@pool})",
                     "percentunit",
-                    about="At 0, loans follow the most cautious quantile until a short interval is two weeks old.",
+                    about="At 0, loans follow the most cautious quantile until a short interval is four weeks old.",
                     thresholds=at_least(0.5, 0.1),
                 ),
                 stat(
@@ -138,7 +138,7 @@ INFERENCE = Board(
             (
                 Panel(
                     Kind.GRAPH,
-                    "Short intervals of two weeks",
+                    "Short intervals of four weeks",
                     "Share of five-minute intervals in which loans left inference short, and the promised share.",
                     latest("ebbtide_lending_shortage_ratio{@pool}", "pool", "{{pool}}, short")
                     | latest("ebbtide_lending_shortage_target_ratio{@pool}", "pool", "{{pool}}, promised"),
@@ -147,7 +147,7 @@ INFERENCE = Board(
                 Panel(
                     Kind.GRAPH,
                     "Budget of short intervals that is left",
-                    "At 0, loans follow the most cautious quantile until a short interval is two weeks old.",
+                    "At 0, loans follow the most cautious quantile until a short interval is four weeks old.",
                     latest("ebbtide_lending_budget_ratio{@pool}", "pool"),
                     "percentunit",
                 ),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.domain.shortages import INTERVAL_S, WINDOW_DAYS, ShortageRecord
+from scheduler.domain.shortages import INTERVAL_S, WINDOW_DAYS, ShortageDay, ShortageRecord
 
 DAY_S = 86_400.0
 
@@ -46,9 +46,9 @@ def test_days_outside_the_window_are_forgotten() -> None:
     record = observe(ShortageRecord(), 0.0, spare=4.0, lent=8)
     record = observe(record, 1.5 * DAY_S, spare=16.0, lent=8)
     assert [(day.day, day.intervals, day.short) for day in record.days] == [(0, 288, 288), (1, 144, 144)]
-    record = observe(record, 15.5 * DAY_S, spare=16.0, lent=8)
-    assert [day.day for day in record.days] == list(range(2, 16))
-    assert (record.intervals, record.short_intervals) == (13 * 288 + 144, 0)
+    record = observe(record, 29.5 * DAY_S, spare=16.0, lent=8)
+    assert [day.day for day in record.days] == list(range(2, 30))
+    assert (record.intervals, record.short_intervals) == (27 * 288 + 144, 0)
 
 
 def test_budget_counts_the_open_interval() -> None:
@@ -56,6 +56,12 @@ def test_budget_counts_the_open_interval() -> None:
     assert record.compute_budget_left(0.001) == pytest.approx(1 - 1 / 4.032)
     assert record.compute_budget_left(0.0001) == 0.0
     assert ShortageRecord().compute_budget_left(0.001) == 1.0
+
+
+def test_budget_grows_with_the_record_to_that_of_the_window() -> None:
+    days = tuple(ShortageDay(day, 288, 2 if day == 0 else 0) for day in range(WINDOW_DAYS))
+    left = [ShortageRecord(days[:count]).compute_budget_left(0.001) for count in (1, 14, 21, 28)]
+    assert left == pytest.approx([1 - 2 / 4.032, 1 - 2 / 4.032, 1 - 2 / 6.048, 1 - 2 / 8.064])
 
 
 @settings(max_examples=50, deadline=None)

@@ -26,7 +26,7 @@ export function demandFigure(pool, { lent, recalled }, isOneOfMany) {
   return figureOf(state, name, figure(demand.gpus), unit, below);
 }
 
-/** Returns how often loans left the pool short in two weeks, and how much of its promise is left. */
+/** Returns how often loans left the pool short in four weeks, and how much of its promise is left. */
 function promise(shortages) {
   if (!shortages?.intervals || shortages.target === null) return "";
   const share = percent(shortages.short_intervals / shortages.intervals);

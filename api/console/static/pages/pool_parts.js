@@ -78,7 +78,7 @@ export function shadowFacts(shadow) {
   ];
 }
 
-/** The promise to the pool: shortages of two weeks, and the verdict of this month. */
+/** The promise to the pool: shortages of four weeks, and the verdict of this month. */
 export function promise(shortages, report) {
   const realised = shortages.intervals ? percent(shortages.short_intervals / shortages.intervals) : "–";
   const outcomes = Object.entries(report.outcomes).filter(([, number]) => number);
@@ -91,7 +91,7 @@ export function promise(shortages, report) {
     el("p", {}, report.summary),
     facts([
       ["Target", target],
-      ["Realised in two weeks", `${realised} (${intervals})`],
+      ["Realised in four weeks", `${realised} (${intervals})`],
       ["Budget left", shortages.budget_left === null ? "" : percent(shortages.budget_left)],
       ["Lent this month", `${plural(report.loans, "loan")}, ${figure(report.lent_gpu_hours)} GPU-hours`],
       ["Recalls this month", [plural(report.recalls, "recall"), ...outcomes.map(outcomeText)].join(", ")],

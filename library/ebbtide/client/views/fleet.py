@@ -119,7 +119,7 @@ class ForecastView(TypedDict):
 
 
 class ShortagesView(TypedDict):
-    """Five-minute intervals of the last two weeks in which loans left the inference of a pool short."""
+    """Five-minute intervals of the last four weeks in which loans left the inference of a pool short."""
 
     budget_left: float | None
     intervals: int

@@ -19,10 +19,11 @@ def record_of(days: int, short: int) -> ShortageRecord:
     ("days", "short", "quantile"),
     [
         (0, 0, 0.9999),
-        (7, 0, 0.995),
-        (14, 0, 0.985),
-        (14, 1, 0.995),
-        (14, 2, 0.998),
+        (14, 0, 0.995),
+        (28, 0, 0.99),
+        (28, 2, 0.995),
+        (28, 5, 0.998),
+        (28, 9, 0.99995),
         (14, 4, 0.99995),
         (14, 400, 0.99995),
     ],
@@ -46,7 +47,7 @@ def test_both_kinds_of_risk_at_once_are_refused() -> None:
         LendingPolicy(quantile=0.9, shortage_target=0.01)
 
 
-@given(target=st.floats(0.0001, 0.1), days=st.integers(0, 14), short=st.integers(0, 288))
+@given(target=st.floats(0.0001, 0.1), days=st.integers(0, 28), short=st.integers(0, 288))
 def test_more_shortages_never_lower_the_quantile(target: float, days: int, short: int) -> None:
     rules = LendingPolicy(shortage_target=target)
     fewer, more = (find_working_quantile(rules, record_of(days, count)) for count in (short // 2, short))
