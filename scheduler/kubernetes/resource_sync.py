@@ -249,7 +249,7 @@ def _build_resource(job: Job, namespace: str, stamp: dict[str, str]) -> dict[str
         "metadata": {
             "name": job.id,
             "namespace": namespace,
-            "labels": {MANAGED_BY_LABEL: MANAGED_BY_EBBTIDE, **job.spec.labels, JOB_LABEL: job.id},
+            "labels": {JOB_LABEL: job.id, MANAGED_BY_LABEL: MANAGED_BY_EBBTIDE, **job.spec.labels},
             "annotations": {**stamp, **_build_label_annotation(job), ORIGIN_ANNOTATION: ORIGIN_API},
             "finalizers": [JOB_FINALIZER],
         },

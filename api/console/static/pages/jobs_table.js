@@ -7,7 +7,6 @@ import { labelChips } from "../label_chips.js";
 import { age } from "../times.js";
 
 const HOUR_S = 3600;
-const LABELS = "Labels";
 const CHIPS_MAX = 2;
 /** Columns: [heading, is a number, name of its order, whether the first press sorts in descending order]. */
 const COLUMNS = [
@@ -15,7 +14,6 @@ const COLUMNS = [
   ["State", false, "state", false],
   ["Reason", false, null, false],
   ["Queue", false, "queue", false],
-  [LABELS, false, null, false],
   ["GPUs", true, "gpus", true],
   ["Progress", false, "progress", true],
   ["Time left", true, "remaining", false],
@@ -31,22 +29,17 @@ let pressed = null; // column of the heading that was pressed last
  * @param {{wanted: Record<string, string>, selected: Map<string, any>, changed: () => void}} options
  */
 export function jobTable(jobs, { wanted, selected, changed }) {
-  const hasLabels = jobs.some((job) => Object.keys(job.labels).length);
-  const columns = hasLabels ? COLUMNS : COLUMNS.filter(([name]) => name !== LABELS);
-  const headings = columns.map(([name, isNumber, column, down]) => [
+  const columns = COLUMNS.map(([name, isNumber, column, down]) => [
     column ? heading(name, column, down, wanted) : name,
     isNumber,
   ]);
-  const chipsOf = (job) => labelChips(job.labels, { wanted, shownMax: CHIPS_MAX }) ?? "";
-  const rows = jobs.map((job) => row(job, selected, changed, hasLabels ? [chipsOf(job)] : []));
-  const shown = table("Jobs", headings, rows);
+  const named = (job) => [nameCell(job, selected, changed), labelChips(job.labels, { wanted, shownMax: CHIPS_MAX })];
+  const shown = table("Jobs", columns, jobs.map((job) => row(job, named(job))));
   const heads = shown.querySelectorAll("thead th");
-  columns.forEach(([, , column], at) => {
+  COLUMNS.forEach(([, , column], at) => {
     const direction = wanted.sort === column ? "ascending" : wanted.sort === `-${column}` ? "descending" : null;
     if (column && direction) heads[at].setAttribute("aria-sort", direction);
   });
-  const at = columns.findIndex(([name]) => name === LABELS);
-  if (at >= 0) for (const each of shown.querySelectorAll("tr")) each.children[at].classList.add("labels-column");
   shown.classList.add("jobs");
   return shown;
 }
@@ -65,15 +58,14 @@ function heading(name, column, down, wanted) {
   return el("a", { href, id: `sort-${column}`, class: "sort", on: { click } }, name);
 }
 
-function row(job, selected, changed, labels) {
+function row(job, named) {
   const { progress } = job;
   const held = job.gpus.target || job.gpus.releasing;
   return [
-    nameCell(job, selected, changed),
+    named,
     badge(job.state),
     reasonCell(job),
     job.queue,
-    ...labels,
     held ? `${job.gpus.target} of ${job.gpus.max}` : range(job.gpus.min, job.gpus.max),
     progress.estimate ? estimatedDone(progress.estimate) : reportedDone(progress),
     timeLeft(progress),
