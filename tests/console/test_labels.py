@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
+from tests.console.test_accessibility import find_serious_violations
+
 if TYPE_CHECKING:
     from tests.console.conftest import Opener
     from tests.console.console_site import ConsoleSite
@@ -105,3 +107,17 @@ def test_labels_are_compared_and_exported(labelled: ConsoleSite, opened: Opener,
         rows = {row["name"]: row["labels"] for row in csv.DictReader(file)}
     assert rows["speech-tune"] == "stage=tune, team=speech"
     assert set(rows) == set(LABELS)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_labels_have_no_serious_accessibility_violation(labelled: ConsoleSite, opened: Opener, scheme: str) -> None:
+    for width in (390, 1440):
+        page = opened(f"{labelled.url}/#/jobs", scheme=scheme, width=width)
+        expect(page.locator("tbody tr")).to_have_count(5)
+        chips = page.locator("tbody").get_by_role("link", name="team=vision")
+        expect(chips).to_be_visible() if width > 600 else expect(chips).to_be_hidden()
+        assert find_serious_violations(page) == []
+        page.goto(f"{labelled.url}/#/jobs/{labelled.jobs['llama-pretrain']}")
+        page.get_by_role("button", name="Labels").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        assert find_serious_violations(page) == []

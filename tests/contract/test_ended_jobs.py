@@ -22,6 +22,7 @@ FULL = [PAGE, PAGE, PAGE]
 SIZES = {name: [PAGE, PAGE, RARE - 2 * PAGE] for name in QUERIES if name.startswith("rare")} | {
     "rare state of a common owner": [0],
     "no match": [0],
+    "label that no job has": [0],
     "recently ended": [PAGE, PAGE, RARE - 2 * PAGE],
     "recently ended in a common state": [PAGE, PAGE, RARE - 2 * PAGE],
     "common state that no job entered recently": [0],

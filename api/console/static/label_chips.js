@@ -14,18 +14,19 @@ export const LABELS_FORM = "labels such as team=vision, separated by commas or l
 
 /**
  * Links to the jobs with each label. `wanted`: filters to which a link adds its label; else it shows all jobs with it.
- * `shownMax`: number of chips before the rest is counted.
+ * `shownMax`: number of chips before the rest is counted; these have keys without prefixes, to be short.
  * @param {Record<string, string>} labels
  * @param {{wanted?: Record<string, string>, shownMax?: number}} [options]
  */
 export function labelChips(labels, { wanted, shownMax = Infinity } = {}) {
   const entries = Object.entries(labels);
   if (!entries.length) return null;
+  const isShort = shownMax < Infinity;
   const base = wanted ?? { ...DEFAULTS, state: "" };
   const chip = ([key, value]) => {
     const href = addressOf({ ...base, selector: withRequirement(base.selector, key, value) });
-    const text = labelText(key, value);
-    return el("li", {}, el("a", { href, class: "chip", title: `Jobs with ${text}` }, text));
+    const text = labelText(isShort ? key.split("/").at(-1) : key, value);
+    return el("li", {}, el("a", { href, class: "chip", title: `Jobs with ${labelText(key, value)}` }, text));
   };
   const rest = entries.slice(shownMax);
   const title = labelsText(Object.fromEntries(rest));
