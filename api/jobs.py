@@ -164,7 +164,9 @@ class JobView(TypedDict):
     owner: Annotated[str, Field(description="Display name of the caller that submitted it. Empty: unknown.")]
     owner_id: Annotated[str, Field(description="Stable id of that caller, as in `/v1/whoami`. Empty: unknown.")]
     priority: Annotated[int, Field(description="-1000 to 1000. Higher values are scheduled first.")]
-    labels: Annotated[dict[str, str], Field(description="Labels to find the job by.")]
+    labels: Annotated[
+        dict[str, str], Field(description="Keys and values that its owner set, for `selector` in lists. Empty: none.")
+    ]
     state: Annotated[JobState, Field(description="Where the job is in its life cycle.")]
     state_since_s: Annotated[
         float, Field(description="Time of the last change of `state`, in seconds since 1970 (UTC).")

@@ -133,6 +133,14 @@ def test_too_many_labels_are_refused_until_some_are_removed() -> None:
     assert [each["status"] for each in conditions if each["type"] == "Accepted"] == ["True"]
 
 
+def test_labels_in_the_spec_are_refused() -> None:
+    rig = OperatorRig()
+    rig.server.add(ELASTIC_JOB, "llama", {**SPEC, "labels": {"team": "vision"}}, namespace="team-a")
+    rig.run_until_stable()
+    assert rig.snapshot.jobs == {}
+    assert rig.server.get(ELASTIC_JOB, "llama", "team-a")["status"]["conditions"][0]["reason"] == "Refused"
+
+
 def test_an_ended_job_keeps_its_labels() -> None:
     rig, job_id = with_job(team="vision")
     job = replace(rig.snapshot.jobs[job_id], state=JobState.SUCCEEDED)
