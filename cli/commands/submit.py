@@ -231,9 +231,7 @@ def submit(
     options = {
         "name": name,
         "gpus": _list_given(min=min_gpus, max=max_gpus),
-        **_read_model(model),
-        "globalBatch": global_batch,
-        "sequenceLength": seq,
+        **_read_model(model, global_batch, seq),
         "steps": steps,
         "gpu": gpu,
         "speeds": dict(_parse_speed(item) for item in speed) if speed else None,
@@ -255,9 +253,11 @@ def submit(
         _send(file, options, packed, url, output, dry_run=dry_run, wait=wait, quiet=quiet)
 
 
-def _read_model(model: str | None) -> dict[str, Any]:
-    """Return the field of a job document that states the model: `profile` for a file, which has a suffix."""
-    return {"profile": read_json(model)} if model and model.endswith(_MODEL_FILE_SUFFIX) else {"model": model}
+def _read_model(model: str | None, global_batch: int | None, seq: int | None) -> dict[str, Any]:
+    """Return the fields of a job document about its model, which is a `profile` if it is a file, with a suffix."""
+    is_file = model is not None and model.endswith(_MODEL_FILE_SUFFIX)
+    stated = {"profile": read_json(model)} if model and is_file else {"model": model}
+    return {**stated, "globalBatch": global_batch, "sequenceLength": seq}
 
 
 def _send(
