@@ -323,8 +323,9 @@ def _select_keys_in_order(
     keys = select(row.number, row.id, row.generation, row.submitted_at_s)
     if (label := find_equality(query.selector)) is not None:
         labels, (value,) = LABELS.c, label.values
+        others = replace(query, selector=tuple(each for each in query.selector if each != label))
         keys = keys.join(LABELS, labels.job_id == row.id).where(labels.key == label.key, labels.value == value)
-        keys = keys.where(*_build_conditions(query, row, last_before))
+        keys = keys.where(*_build_conditions(others, row, last_before))
         return order_and_limit(keys, labels.submitted_at_s, labels.job_id, after, limit=limit)
     parts = [
         order_and_limit(

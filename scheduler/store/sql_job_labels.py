@@ -66,10 +66,12 @@ def delete_labels(connection: Connection, job_ids: Collection[str]) -> None:
 def build_label_conditions(selector: LabelSelector, job_id: ColumnElement[str]) -> Iterator[ColumnElement[bool]]:
     """Yield the requirements as conditions on the job with the id `job_id`, a column of the enclosing query.
 
-    A scalar subquery is looked up row by row in every database, so that a page costs as much as the rows it reads.
+    A scalar subquery is looked up row by row in every database, so that a page costs as much as the rows it reads. No
+    index applies to the expression of the key, so that the lookup goes by the job even where statistics are too old to
+    know that many jobs have the key.
     """
     for each in selector:
-        found = select(LABELS.c.value).where(LABELS.c.job_id == job_id, LABELS.c.key == each.key)
+        found = select(LABELS.c.value).where(LABELS.c.job_id == job_id, LABELS.c.key.concat("") == each.key)
         value = found.correlate_except(LABELS).scalar_subquery()
         match each.operator:
             case LabelOperator.IN:

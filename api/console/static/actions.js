@@ -112,7 +112,7 @@ export function jobActions(job, disabledReason) {
   };
   const labels = { name: "Labels", open: (options) => editLabels(job, options) };
   const intent = job.intent === "suspend" ? resume : suspend;
-  const actions = [labels, scaling, job.state === "running" && save, intent, cancel];
+  const actions = [scaling, job.state === "running" && save, intent, labels, cancel];
   return actions.filter(Boolean).map((action) => ({ ...action, disabledReason }));
 }
 
