@@ -82,8 +82,8 @@ def compute_label_changes(before: Mapping[str, str], after: Mapping[str, str]) -
 
 
 def format_label_changes(changes: Mapping[str, str | None]) -> str:
-    """Format changes: `team=vision, without tier`."""
-    return ", ".join(f"without {key}" if value is None else f"{key}={value}" for key, value in changes.items())
+    """Format changes: `team=vision, tier removed`."""
+    return ", ".join(f"{key} removed" if value is None else f"{key}={value}" for key, value in changes.items())
 
 
 class LabelOperator(StrEnum):
