@@ -10,6 +10,8 @@ from fastapi import Query
 
 from api.http.paging import TEXT_PATTERN, StatesParameter, parse_states
 from api.identity.principals import Principal
+from scheduler.documents.job_labels import parse_selector_parameter
+from scheduler.domain.job_labels import SELECTOR_FORM, SELECTOR_LENGTH_MAX
 from scheduler.domain.job_state import ENDED_STATES, JobState
 from scheduler.store.job_query import JobQuery
 
@@ -79,6 +81,15 @@ class JobFilter:
             "ignored. Empty: all.",
         ),
     ] = ""
+    selector: Annotated[
+        str,
+        Query(
+            max_length=SELECTOR_LENGTH_MAX,
+            pattern=TEXT_PATTERN,
+            description=f"Only jobs whose labels meet all of these {SELECTOR_FORM}, as selectors of Kubernetes. "
+            "`!=` and `notin` include jobs without the label. Empty: all.",
+        ),
+    ] = ""
     submitted_since_s: Annotated[
         float | None,
         Query(ge=0, allow_inf_nan=False, description="Submitted at or after this time, in seconds since 1970 (UTC)."),
@@ -89,7 +100,11 @@ class JobFilter:
     ] = None
 
     def to_query(self, principal: Principal, now_s: float) -> JobQuery:
-        """Return the query of this principal. Raises InvalidDocumentError for an unknown state."""
+        """Return the query of this principal.
+
+        Raises:
+            InvalidDocumentError: a state is unknown, or `selector` is no selector.
+        """
         return JobQuery(
             states=parse_states(self.state, JobState, live=set(JobState) - ENDED_STATES),
             queues=frozenset(name.strip() for name in self.queue.split(",")) if self.queue else None,
@@ -100,6 +115,7 @@ class JobFilter:
             ended_since_s=-math.inf if self.ended_within_s is None else now_s - self.ended_within_s,
             recent_since_s=-math.inf if self.ended_max_age_s is None else now_s - self.ended_max_age_s,
             text=self.search,
+            selector=parse_selector_parameter("selector", self.selector),
             since_s=-math.inf if self.submitted_since_s is None else self.submitted_since_s,
             until_s=math.inf if self.submitted_until_s is None else self.submitted_until_s,
         )

@@ -159,6 +159,7 @@ class JobSpecView(TypedDict):
         Annotated[str, Field(description="Container image of the pods. Absent: the setting `worker_image`.")]
     ]
     env: Annotated[dict[str, str], Field(description="Environment variables that each rank gets, by name.")]
+    labels: NotRequired[Annotated[dict[str, str], Field(description="Keys and values of the labels. Absent: none.")]]
     secrets: NotRequired[
         Annotated[
             list[SecretReferenceView], Field(description="Secrets that each rank gets, by reference. Absent: none.")

@@ -33,12 +33,14 @@ from scheduler.documents.job import (
     to_job_document,
     to_job_spec,
 )
+from scheduler.documents.job_labels import LabelChanges
 from scheduler.documents.job_secrets import find_credential_warnings
 from scheduler.domain import gpu_sets
 from scheduler.domain.codec import encode
 from scheduler.domain.commands import CancelJob, ChangeJob, ResumeJob, ScaleJob, SubmitJob, SuspendJob
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_account import OnResize, RunFailure
+from scheduler.domain.job_labels import LABELS_MAX, merge_labels
 from scheduler.domain.job_state import JobState
 from scheduler.scheduling.preconditions import job_etag
 
@@ -162,6 +164,9 @@ class JobView(TypedDict):
     owner: Annotated[str, Field(description="Display name of the caller that submitted it. Empty: unknown.")]
     owner_id: Annotated[str, Field(description="Stable id of that caller, as in `/v1/whoami`. Empty: unknown.")]
     priority: Annotated[int, Field(description="-1000 to 1000. Higher values are scheduled first.")]
+    labels: Annotated[
+        dict[str, str], Field(description="Keys and values that its owner set, for `selector` in lists. Empty: none.")
+    ]
     state: Annotated[JobState, Field(description="Where the job is in its life cycle.")]
     state_since_s: Annotated[
         float, Field(description="Time of the last change of `state`, in seconds since 1970 (UTC).")
@@ -212,6 +217,7 @@ def job_view(job: Job, now_s: float) -> JobView:
         "owner": job.owner,
         "owner_id": job.owner_key,
         "priority": spec.priority,
+        "labels": dict(spec.labels),
         "state": job.state,
         "state_since_s": job.state_since_s,
         "intent": job.intent,
@@ -296,14 +302,17 @@ class JobChange(Document):
 
     gpus: GpuRangeChange | None = Field(default=None, description="New range of GPUs. Null: unchanged.")
     queue: Label | None = Field(default=None, description="Queue to move the job to. Null: unchanged.")
+    labels: LabelChanges | None = Field(
+        default=None, description="Labels to set; null removes a label. Others stay as they are. Null: unchanged."
+    )
     priority: Priority | None = Field(
         default=None, description="-1000 to 1000; higher values are scheduled first. Null: unchanged."
     )
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:
-        if self.gpus is None and self.queue is None and self.priority is None:
-            raise invalid_field("gpus", None, "at least one of gpus, queue and priority")
+        if self.gpus is None and self.queue is None and self.priority is None and self.labels is None:
+            raise invalid_field("gpus", None, "at least one of gpus, queue, priority and labels")
         return self
 
 
@@ -361,7 +370,7 @@ def change_job(
     *,
     if_match: IfMatchHeader = "",
 ) -> JobView:
-    """Change the job's GPU range, queue or priority. The next tick acts on it."""
+    """Change the job's GPU range, queue, priority or labels. The next tick acts on it."""
     job = context.live_job(job_id)
     basis = require_match(if_match, job_etag(job), f"job {job_id}")
     if change.queue is not None and change.queue != job.spec.queue:
@@ -413,11 +422,18 @@ def _change_command(job: Job, change: JobChange) -> ScaleJob | ChangeJob:
     if max_gpus < min_gpus:
         field, value = ("gpus.max", max_gpus) if gpus.max else ("gpus.min", min_gpus)
         raise_invalid_field(field, value, f"a range with min <= max; this would be {min_gpus} to {max_gpus}")
-    if change.queue is None and change.priority is None:
+    _check_label_count(job, change)
+    if change.queue is None and change.priority is None and change.labels is None:
         return ScaleJob(job.id, min_gpus, max_gpus)
     if change.gpus is None:
-        return ChangeJob(job.id, change.queue, change.priority)
-    return ChangeJob(job.id, change.queue, change.priority, min_gpus, max_gpus)
+        return ChangeJob(job.id, change.queue, change.priority, labels=change.labels)
+    return ChangeJob(job.id, change.queue, change.priority, min_gpus, max_gpus, change.labels)
+
+
+def _check_label_count(job: Job, change: JobChange) -> None:
+    number = len(merge_labels(job.spec.labels, change.labels or {}))
+    if number > LABELS_MAX:
+        raise_invalid_field("labels", number, f"at most {LABELS_MAX} labels of a job; remove others with null")
 
 
 def _send_intent(

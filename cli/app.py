@@ -66,6 +66,7 @@ SUBCOMMANDS = (
         "checkpoint", "cli.commands.checkpoints:app", JOBS_PANEL, "Request, verify, export or reshard checkpoints."
     ),
     Subcommand("scale", "cli.commands.jobs:scale", JOBS_PANEL, "Change the GPU range of a job."),
+    Subcommand("label", "cli.commands.jobs:label", JOBS_PANEL, "Set and remove labels of a job that has not ended."),
     Subcommand("suspend", "cli.commands.jobs:suspend", JOBS_PANEL, "Checkpoint a job and release its GPUs."),
     Subcommand("resume", "cli.commands.jobs:resume", JOBS_PANEL, "Resume a suspended job."),
     Subcommand("cancel", "cli.commands.jobs:cancel", JOBS_PANEL, "Cancel a job and keep its last checkpoint."),

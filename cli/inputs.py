@@ -127,6 +127,14 @@ def read_env_file(source: str) -> dict[str, str]:
     return variables
 
 
+def parse_label(option: str, item: str) -> tuple[str, str]:
+    """Return the key and the value of a label. Raises InputError if the text has no `=`."""
+    key, sign, value = item.partition("=")
+    if not sign or not key:
+        raise_input_error(f"{option}: {item!r} must have the form KEY=VALUE, such as team=vision")
+    return key, value
+
+
 def load_hardware(option: str, name: str) -> HardwareProfile:
     """Return the GPU profile that ships under this name, else the profile in the file `name`.
 

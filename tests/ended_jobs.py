@@ -12,6 +12,7 @@ from sqlalchemy import text
 from api.http.paging import page_of_jobs
 from scheduler.domain.codec import encode
 from scheduler.domain.events import Event, EventCode
+from scheduler.domain.job_labels import parse_selector
 from scheduler.domain.job_state import JobState
 from scheduler.store.database import encode_compact_json, open_engine
 from scheduler.store.job_query import JobQuery
@@ -31,6 +32,8 @@ _SERIES = {
     "SELECT n FROM series)",
     "postgresql": "(SELECT n FROM generate_series(1, :count) AS n)",
 }
+_LABELS = (("team", "common", "TRUE"), ("tier", "rare", f"n <= {RARE}"), ("age", "older", "2 * n <= :count"))
+"""Labels as key, value, and the condition of the jobs that have them."""
 QUERIES = {
     "all": JobQuery(),
     "common state": JobQuery(states=frozenset({JobState.SUCCEEDED})),
@@ -58,11 +61,25 @@ QUERIES = {
     "ended after all": JobQuery(ended_since_s=1.0),
     "recently ended if at all": JobQuery(recent_since_s=_RECENT_S),
     "common text": JobQuery(text="RAIN"),
+    "common label": JobQuery(selector=parse_selector("team=common")),
+    "common label in a common queue": JobQuery(
+        selector=parse_selector("team=common"), queues=frozenset({"common", "rare"})
+    ),
+    "rare label": JobQuery(selector=parse_selector("tier=rare")),
+    "rare label in a common state": JobQuery(
+        selector=parse_selector("tier=rare,team"), states=frozenset({JobState.SUCCEEDED, JobState.FAILED})
+    ),
+    "label of older jobs": JobQuery(selector=parse_selector("age=older")),
+    "without a rare label": JobQuery(selector=parse_selector("tier!=rare,!urgent")),
+    "label that no job has": JobQuery(selector=parse_selector("team=nobody")),
 }
 
 
 def add_ended_jobs(url: str, count: int) -> None:
-    """Insert ended jobs by one statement of the database, and update its statistics."""
+    """Insert ended jobs by one statement of the database, their labels by another, and update its statistics.
+
+    All have a common label, the rare ones another one, and the older half a third one.
+    """
     job = replace(
         a_job(_PLACEHOLDER),
         state=JobState.SUCCEEDED,
@@ -88,10 +105,18 @@ def add_ended_jobs(url: str, count: int) -> None:
             replaced = f"CAST({replaced} AS json)"
         filled = statement.format(body=replaced, series=_SERIES[kind])
         connection.execute(text(filled), {"body": body, "count": count})
+        for key, value, chosen in _LABELS:
+            connection.execute(
+                text(
+                    f"INSERT INTO ended_job_labels (job_id, key, value, submitted_at_s) SELECT {job_id}, '{key}', "
+                    f"'{value}', n FROM {_SERIES[kind]} AS numbers WHERE {chosen}"
+                ),
+                {"count": count},
+            )
     if kind == "postgresql":
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.execute(text("SET statement_timeout = 0"))
-            connection.execute(text("VACUUM ANALYZE ended_jobs"))
+            connection.execute(text("VACUUM ANALYZE ended_jobs, ended_job_labels"))
     engine.dispose()
 
 

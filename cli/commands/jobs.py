@@ -1,4 +1,4 @@
-"""Job commands (`ps`, `describe`, `scale`, `suspend`, `resume`, `cancel`, `logs`) and their tables."""
+"""Job commands (`ps`, `describe`, `scale`, `label`, `suspend`, `resume`, `cancel`, `logs`) and their tables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from cli.completion import complete_job_ids, complete_queue_names
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.inputs import raise_input_error
+from cli.inputs import parse_label, raise_input_error
 from cli.job_lookup import find_job_id
 from cli.output import (
     FollowOption,
@@ -62,6 +62,20 @@ QueueFilterOption = Annotated[
     ),
 ]
 NameFilterOption = Annotated[str, typer.Option("--name", help="Show only jobs whose name starts with this text.")]
+SelectorOption = Annotated[
+    str,
+    typer.Option(
+        "-l",
+        "--selector",
+        metavar="SELECTOR",
+        help="Show only jobs whose labels match, such as team=vision,tier!=dev,stage in (a,b),urgent,!debug.",
+    ),
+]
+ShowLabelsOption = Annotated[bool, typer.Option("--show-labels", help="Add a column with the labels.")]
+LabelsArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="KEY=VALUE|KEY-...", help="Labels to set (team=vision) and labels to remove (team-)."),
+]
 LimitOption = Annotated[int, typer.Option("-n", "--limit", min=1, max=100_000, help="Show at most this many jobs.")]
 MaxGpusOption = Annotated[int | None, typer.Option("--max", help="Most GPUs that the job can use.")]
 MinGpusOption = Annotated[int | None, typer.Option("--min", help="Fewest GPUs that the job can run on.")]
@@ -80,12 +94,20 @@ class JobSelection:
     queue: str
     name: str
     owner_id: str
+    selector: str
     limit: int
 
     def list_jobs(self, client: Client) -> tuple[list[JobView], bool]:
         """Return the jobs, and whether there are more."""
         page_size = min(self.limit + 1, JOBS_PAGE_SIZE)
-        find = partial(client.jobs, queue=self.queue, name=self.name, owner_id=self.owner_id, limit=page_size)
+        find = partial(
+            client.jobs,
+            queue=self.queue,
+            name=self.name,
+            owner_id=self.owner_id,
+            selector=self.selector,
+            limit=page_size,
+        )
         if self.state:
             found = [find(state="" if self.state == "all" else self.state)]
         else:
@@ -100,9 +122,11 @@ def ps(
     mine: MineOption = False,
     queue: QueueFilterOption = "",
     name: NameFilterOption = "",
+    selector: SelectorOption = "",
     state: JobStateOption = "",
     everything: AllOption = False,
     limit: LimitOption = LIMIT_DEFAULT,
+    show_labels: ShowLabelsOption = False,
     watch: WatchOption = False,
     every: IntervalOption = 2.0,
     url: UrlOption = DEFAULT_URL,
@@ -114,12 +138,12 @@ def ps(
         raise_input_error("--all: cannot be combined with --state. Use one of them.")
     with service_client(url) as client:
         shown_state = "all" if everything else state
-        selection = JobSelection(shown_state, queue, name, "me" if mine else "", limit)
+        selection = JobSelection(shown_state, queue, name, "me" if mine else "", selector, limit)
         if watch:
-            refresh_view(lambda: render_jobs(selection.list_jobs(client)[0]), every)
+            refresh_view(lambda: render_jobs(selection.list_jobs(client)[0], show_labels=show_labels), every)
             return
         jobs, has_more = selection.list_jobs(client)
-    print_document(jobs, output, lambda: render_jobs(jobs))
+    print_document(jobs, output, lambda: render_jobs(jobs, show_labels=show_labels))
     if has_more:
         print_message(f"Only the newest {limit} jobs are shown. Use --limit to see more.")
 
@@ -144,6 +168,22 @@ def scale(
     with service_client(url) as client:
         response = client.scale(find_job_id(client, job), max_gpus=max_gpus, min_gpus=min_gpus)
     print_document(response, output, lambda: render_facts(summarize_job(response)))
+
+
+def label(
+    job: JobArgument, labels: LabelsArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE
+) -> None:
+    """Set and remove labels of a job that has not ended."""
+    changes = dict(_parse_label_change(item) for item in labels)
+    with service_client(url) as client:
+        response = client.change_job(find_job_id(client, job), {"labels": changes})
+    print_document(response, output, lambda: render_facts({response["id"]: format_labels(response) or "no labels"}))
+
+
+def _parse_label_change(item: str) -> tuple[str, str | None]:
+    if item.endswith("-") and "=" not in item:
+        return item[:-1], None
+    return parse_label("KEY=VALUE|KEY-", item)
 
 
 def suspend(job: JobArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE) -> None:
@@ -206,7 +246,7 @@ JobJson = Mapping[str, Any]
 FAILURE_WIDTH = 60
 
 
-def render_jobs(jobs: Iterable[JobJson]) -> RenderableType:
+def render_jobs(jobs: Iterable[JobJson], *, show_labels: bool = False) -> RenderableType:
     """Return a table of jobs. The column `last failure` is there only if a job has one."""
     now_s, rows = time.time(), list(jobs)
     headers = ["job", "state", "for", "GPUs", "plan", "progress", "left"]
@@ -222,10 +262,11 @@ def render_jobs(jobs: Iterable[JobJson]) -> RenderableType:
                 format_progress(job),
                 format_time_left(job),
                 *([format_last_failure(job)] if show_failures else []),
+                *([format_labels(job)] if show_labels else []),
             ]
             for job in rows
         ),
-        headers=[*headers, "last failure"] if show_failures else headers,
+        headers=[*headers, *(["last failure"] if show_failures else []), *(["labels"] if show_labels else [])],
         right_aligned=["for", "left"],
         empty="There are no jobs.",
     )
@@ -256,6 +297,7 @@ def render_job(job: JobJson) -> RenderableType:
         "state": f"{state} ({job['message']})" if job["message"] else state,
         "intent": job["intent"],
         "queue, priority": f"{job['queue']}, {job['priority']}",
+        "labels": format_labels(job),
         "submitted": f"{format_time(job['submitted_at_s'])} UTC",
         "GPUs": format_gpu_range(job),
         "nodes": format_nodes(job["nodes"]),
@@ -305,6 +347,10 @@ def format_gpu_range(job: JobJson) -> str:
     gpu_range = f"{gpus['min']}-{gpus['max']}" if gpus["max"] > gpus["min"] else str(gpus["max"])
     releasing = f" (releasing {gpus['releasing']})" if gpus["releasing"] else ""
     return f"{gpus['target']} of {gpu_range}{releasing}"
+
+
+def format_labels(job: JobJson) -> str:
+    return ", ".join(f"{key}={value}" for key, value in job["labels"].items())
 
 
 def format_plan(job: JobJson) -> str:

@@ -21,7 +21,15 @@ from cli.commands.jobs import format_progress, render_dry_run
 from cli.completion import complete_queue_names
 from cli.connection import DEFAULT_URL, UrlOption, service_client
 from cli.exit_codes import CommandError, InputError
-from cli.inputs import input_errors_from, parse_count, raise_input_error, read_env_file, read_json, read_yaml_object
+from cli.inputs import (
+    input_errors_from,
+    parse_count,
+    parse_label,
+    raise_input_error,
+    read_env_file,
+    read_json,
+    read_yaml_object,
+)
 from cli.job_lookup import TERMINAL_STATES
 from cli.output import (
     OutputFormat,
@@ -168,12 +176,16 @@ EnvFileOption = Annotated[
 EnvOption = Annotated[
     list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable of each rank. Repeatable.")
 ]
+LabelOption = Annotated[
+    list[str] | None,
+    typer.Option("--label", metavar="KEY=VALUE", help="Label to find the job by, such as team=vision. Repeatable."),
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what the scheduler would decide; do not submit.")]
 QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the job ID, for scripts.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the job ends; exit 1 unless it succeeded.")]
 
 
-_COMPLETED_FIELDS = {"gpus", "checkpoint"}
+_COMPLETED_FIELDS = {"gpus", "checkpoint", "labels"}
 """Objects of a job document of which options override single fields."""
 _MODEL_FILE_SUFFIX = ".json"
 _JOB_FILE_SUFFIXES = (".yaml", ".yml")
@@ -208,6 +220,7 @@ def submit(
     hang_timeout: HangTimeoutOption = None,
     env: EnvOption = None,
     env_file: EnvFileOption = None,
+    label: LabelOption = None,
     dry_run: DryRunOption = False,
     wait: WaitOption = False,
     quiet: QuietOption = False,
@@ -218,9 +231,7 @@ def submit(
     options = {
         "name": name,
         "gpus": _list_given(min=min_gpus, max=max_gpus),
-        **_read_model(model),
-        "globalBatch": global_batch,
-        "sequenceLength": seq,
+        **_read_model(model, global_batch, seq),
         "steps": steps,
         "gpu": gpu,
         "speeds": dict(_parse_speed(item) for item in speed) if speed else None,
@@ -236,14 +247,17 @@ def submit(
         "resources": _list_given(memory=memory, cpu=cpu),
         "hangTimeout": hang_timeout,
         "env": _read_environment(env_file, env),
+        "labels": dict(parse_label("--label", item) for item in label) if label else None,
     }
     with _packed_directory(workdir) as packed:
         _send(file, options, packed, url, output, dry_run=dry_run, wait=wait, quiet=quiet)
 
 
-def _read_model(model: str | None) -> dict[str, Any]:
-    """Return the field of a job document that states the model: `profile` for a file, which has a suffix."""
-    return {"profile": read_json(model)} if model and model.endswith(_MODEL_FILE_SUFFIX) else {"model": model}
+def _read_model(model: str | None, global_batch: int | None, seq: int | None) -> dict[str, Any]:
+    """Return the fields of a job document about its model, which is a `profile` if it is a file, with a suffix."""
+    is_file = model is not None and model.endswith(_MODEL_FILE_SUFFIX)
+    stated = {"profile": read_json(model)} if model and is_file else {"model": model}
+    return {**stated, "globalBatch": global_batch, "sequenceLength": seq}
 
 
 def _send(

@@ -27,6 +27,7 @@ from scheduler.documents.fleet import (
     check_one_risk,
     to_lending_policy,
 )
+from scheduler.documents.job_labels import select_object_labels
 from scheduler.documents.pool_calendar import CronText, DemandProfile, OptionalZoneName, ZoneName
 from scheduler.documents.serving import PoolModels, check_served_names, to_served_model
 from scheduler.documents.standby import StandbySpec
@@ -293,7 +294,7 @@ def is_manifest(document: Mapping[str, Any]) -> bool:
 
 
 def manifest_to_job_document(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the job document in an ElasticJob manifest. Name and namespace come from its metadata.
+    """Return the job document in an ElasticJob manifest. Name, namespace and labels come from its metadata.
 
     The same file thus serves `kubectl apply` and `ebbtide submit`.
 
@@ -317,6 +318,10 @@ def manifest_to_job_document(manifest: Mapping[str, Any]) -> dict[str, Any]:
             )
         )
     named = {field: metadata[field] for field in ("name", "namespace") if field in metadata}
+    if "labels" in spec:
+        raise InvalidDocumentError(InvalidField("spec.labels", None, "nothing; set metadata.labels instead"))
+    if labels := select_object_labels(_get_object(metadata, "labels")):
+        named["labels"] = labels
     return {**named, **{field: value for field, value in spec.items() if field not in ("suspend", "managedBy")}}
 
 

@@ -29,6 +29,7 @@ from scheduler.documents.document import (
     to_printable,
 )
 from scheduler.documents.job_framework import check_framework
+from scheduler.documents.job_labels import JobLabels
 from scheduler.documents.job_resources import (
     JobResourcesDocument,
     check_resources,
@@ -53,6 +54,7 @@ from scheduler.documents.pod_template import (
 from scheduler.documents.units import HangTimeout, PositiveDuration
 from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.job_labels import LABELS_MAX, RESERVED_DOMAIN, merge_labels
 from scheduler.domain.job_spec import HANG_TIMEOUT_S, JobSpec
 from scheduler.domain.pod_requirements import PER_GPU
 from scheduler.domain.program import DIGEST_FORM, Program, find_digest_problem, find_setup_problem, find_venv_problem
@@ -228,6 +230,11 @@ class JobDocument(Document):
         "`template`, or the worker image.",
     )
     env: dict[EnvName, Text] = Field(default_factory=dict, description="Environment variables of each rank.")
+    labels: JobLabels = Field(
+        default_factory=dict,
+        description=f"Labels to find the job by, such as `{{team: vision}}`, by the rules of Kubernetes: at most "
+        f"{LABELS_MAX}. The prefix `{RESERVED_DOMAIN}/` is reserved.",
+    )
     secrets: Annotated[list[SecretDocument], Field(max_length=SECRETS_MAX)] = Field(
         default_factory=list,
         description="Secrets that each rank gets as an environment variable or a file, by reference. Default: none.",
@@ -375,6 +382,7 @@ def to_job_spec(document: JobDocument) -> JobSpec:
             command=command,
             image=image,
             env=dict(document.env),
+            labels=merge_labels({}, document.labels),
             checkpoint=to_checkpoint_spec(document.checkpoint),
             fungible=document.fungible,
             on_resize=document.on_resize or _derive_on_resize(document.checkpoint),
@@ -464,6 +472,7 @@ def to_job_document(spec: JobSpec) -> dict[str, Any]:
         "venv": spec.program.venv or None,
         "image": spec.image or None,
         "env": dict(spec.env),
+        "labels": dict(spec.labels) or None,
         "secrets": to_secret_documents(spec.program.secrets) or None,
         "checkpoint": to_checkpoint_document(spec.checkpoint),
         "onResize": None if spec.on_resize is None else spec.on_resize.value,

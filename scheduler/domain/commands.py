@@ -56,13 +56,14 @@ class ScaleJob:
 
 @dataclass(frozen=True, slots=True)
 class ChangeJob:
-    """Change the fields that are not None."""
+    """Change the fields that are not None. `labels` are merged with the job's; a label that is None is removed."""
 
     job_id: str
     queue: str | None = None
     priority: int | None = None
     min_gpus: int | None = None
     max_gpus: int | None = None
+    labels: Mapping[str, str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from scheduler.domain.checkpoints import DEFAULT_CHECKPOINT, CheckpointSpec
 from scheduler.domain.framework_limits import FRAMEWORK_LIMITS, combine_framework_limits
 from scheduler.domain.job_account import OnResize
+from scheduler.domain.job_labels import find_label_problem
 from scheduler.domain.job_resources import NO_RESOURCES, JobResources
 from scheduler.domain.plan_limits import NO_LIMITS, PlanLimits
 from scheduler.domain.pod_requirements import PER_GPU, PodRequirements, parse_requirements
@@ -35,6 +36,7 @@ class JobSpec:
     lengths of samples, only for jobs with a model; empty for equal lengths. Without `on_resize`, `Job.resize_mode`
     follows. `program` is the user's code besides `command`. With `hang_timeout_s` None, a run never counts as hung.
     `plan_limits` and `plan_simplicity` restrict the plans of a job with a model whose samples have equal lengths.
+    Users find jobs by `labels`; no decision depends on them.
 
     On Kubernetes, pods run in `namespace` (empty: the operator's default) and are created from the pod template
     `template_json`, if there is one. `resources` and those of its first container are for all GPUs on a node, or for
@@ -75,6 +77,7 @@ class JobSpec:
     plan_limits: PlanLimits = NO_LIMITS
     plan_simplicity: float = 0.0
     framework: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.min_gpus < 1:
@@ -112,6 +115,8 @@ class JobSpec:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be a finite number of seconds above 0, got {value}")
+        if problem := find_label_problem(self.labels):
+            raise ValueError(f"label {problem.key!r}: got {problem.value!r}; allowed: {problem.allowed}")
 
     @property
     def has_profile(self) -> bool:

@@ -73,12 +73,15 @@ LOAN_LABEL = f"{GROUP}/loan"
 GENERATION_LABEL = f"{GROUP}/generation"
 """On a pod: the job generation in which it was created. On a plan: the generation of the plan."""
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+MANAGED_BY_EBBTIDE = "ebbtide"
 
 EPOCH_ANNOTATION = f"{GROUP}/epoch"
 GPUS_ANNOTATION = f"{GROUP}/gpus"
 ORIGIN_ANNOTATION = f"{GROUP}/origin"
 """Marks an ElasticJob that Ebbtide created for a job submitted over HTTP. Its name is the job id."""
 ORIGIN_API = "api"
+LABELS_ANNOTATION = f"{GROUP}/job-labels"
+"""On an ElasticJob: the labels that it and its job had in common at last, as JSON. What differs was changed since."""
 
 LOANED_TAINT_KEY = f"{GROUP}/loaned"
 LOANED_TAINT = {"key": LOANED_TAINT_KEY, "value": "training", "effect": "NoSchedule"}

@@ -19,7 +19,9 @@ from scheduler.kubernetes.api_objects import (
     GPU_PROFILE_FINALIZER,
     JOB_FINALIZER,
     JOB_LABEL,
+    LABELS_ANNOTATION,
     LOAN,
+    MANAGED_BY_EBBTIDE,
     MANAGED_BY_LABEL,
     ORIGIN_ANNOTATION,
     ORIGIN_API,
@@ -42,8 +44,11 @@ from scheduler.kubernetes.resource_writes import (
 )
 from scheduler.kubernetes.resources.elastic_job import (
     build_elastic_job_spec,
+    build_label_metadata,
     derive_job_id,
     find_job,
+    find_label_changes,
+    format_common_labels,
     get_applied_generation,
     is_from_api,
     is_managed_by_us,
@@ -165,7 +170,7 @@ def _no_such_job_condition(meta: Metadata) -> Condition:
 
 
 def _follow_job(job_resource: _JobResource, job: Job, state: PublishState) -> tuple[int, Writes]:
-    """Return the applied generation, and the writes that update the spec after a change over HTTP.
+    """Return the applied generation, and the writes that update spec and labels after a change over HTTP.
 
     The server increments the generation for our own change. It counts as applied, so that it is not taken for a user's
     change.
@@ -179,12 +184,15 @@ def _follow_job(job_resource: _JobResource, job: Job, state: PublishState) -> tu
     spec, job_spec = get_mapping(job_resource.resource, "spec"), build_elastic_job_spec(job)
     is_same = spec.get("gpus") == job_spec["gpus"] and spec.get("suspend", False) == job_spec["suspend"]
     is_settled = job.is_ended or job.intent is Intent.CANCEL or meta.is_deleting or job_resource.is_rejected
-    if is_same or is_settled or observed != meta.generation:
+    if is_settled or observed != meta.generation:
         return observed, ()
-    body = {
-        "metadata": {"annotations": state.epoch_annotations},
-        "spec": {"gpus": job_spec["gpus"], "suspend": job_spec["suspend"]},
-    }
+    labels = {} if find_label_changes(meta, job) else build_label_metadata(meta, job)
+    if is_same and not labels:
+        return observed, ()
+    metadata = {**labels, "annotations": {**labels.get("annotations", {}), **state.epoch_annotations}}
+    if is_same:  # labels do not change the generation
+        return observed, (build_patch(ELASTIC_JOB, meta, {"metadata": metadata}),)
+    body = {"metadata": metadata, "spec": {"gpus": job_spec["gpus"], "suspend": job_spec["suspend"]}}
     return meta.generation + 1, (build_patch(ELASTIC_JOB, meta, body),)
 
 
@@ -230,6 +238,10 @@ def _select_api_jobs(snapshot: Snapshot) -> Iterable[Job]:
     return (job for job in snapshot.jobs.values() if not job.spec.resource_uid and not job.is_ended)
 
 
+def _build_label_annotation(job: Job) -> dict[str, str]:
+    return {LABELS_ANNOTATION: format_common_labels(job.spec.labels)} if job.spec.labels else {}
+
+
 def _build_resource(job: Job, namespace: str, stamp: dict[str, str]) -> dict[str, Any]:
     return {
         "apiVersion": ELASTIC_JOB.api_version,
@@ -237,8 +249,8 @@ def _build_resource(job: Job, namespace: str, stamp: dict[str, str]) -> dict[str
         "metadata": {
             "name": job.id,
             "namespace": namespace,
-            "labels": {JOB_LABEL: job.id, MANAGED_BY_LABEL: "ebbtide"},
-            "annotations": {**stamp, ORIGIN_ANNOTATION: ORIGIN_API},
+            "labels": {JOB_LABEL: job.id, MANAGED_BY_LABEL: MANAGED_BY_EBBTIDE, **job.spec.labels},
+            "annotations": {**stamp, **_build_label_annotation(job), ORIGIN_ANNOTATION: ORIGIN_API},
             "finalizers": [JOB_FINALIZER],
         },
         "spec": build_elastic_job_spec(job),

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from scheduler.documents.document import InvalidDocumentError, InvalidField
 from scheduler.domain.commands import (
     CancelJob,
+    ChangeJob,
     ChangeQueue,
     Command,
     CommandBody,
@@ -24,6 +25,7 @@ from scheduler.domain.commands import (
     SuspendJob,
 )
 from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_labels import find_label_problem, merge_labels
 from scheduler.domain.job_queue import JobQueue, describe_existing_queues, find_priority_ceiling, is_existing_queue
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.owner_ids import build_namespace_owner_id, build_namespace_owner_name
@@ -34,6 +36,7 @@ from scheduler.kubernetes.resources.elastic_job import (
     derive_job_id,
     find_immutable_changes,
     find_job,
+    find_label_changes,
     get_applied_generation,
     is_from_api,
     is_managed_by_us,
@@ -174,7 +177,7 @@ def _job_commands(
     before = find_previous_condition(status.get("conditions"), ACCEPTED)
     is_accepted = not before or before[0].holds
     if job is not None and is_accepted and get_applied_generation(resource, meta) == meta.generation:
-        return {}, None
+        return _label_commands(meta, job)
     try:
         parsed = parse_elastic_job(resource)
     except InvalidDocumentError as error:
@@ -184,7 +187,10 @@ def _job_commands(
         return ({}, refusal) if refusal is not None else _submission(parsed, meta)
     if changed := find_immutable_changes(parsed.spec, job):
         return {}, _immutable_field_condition(changed)
-    return dict(_job_changes(parsed, job, meta)), Condition(ACCEPTED, True, "Accepted")
+    label_commands, refusal = _label_commands(meta, job)
+    if refusal is not None:
+        return {}, refusal
+    return {**dict(_job_changes(parsed, job, meta)), **label_commands}, Condition(ACCEPTED, True, "Accepted")
 
 
 def _submission(parsed: ElasticJob, meta: Metadata) -> tuple[dict[str, CommandBody], Condition]:
@@ -206,6 +212,20 @@ def _job_changes(parsed: ElasticJob, job: Job, meta: Metadata) -> Iterator[tuple
         yield f"suspend-{version}", SuspendJob(job.id)
     if not parsed.suspend and job.intent is Intent.SUSPEND:
         yield f"resume-{version}", ResumeJob(job.id)
+
+
+def _label_commands(meta: Metadata, job: Job) -> tuple[dict[str, CommandBody], Condition | None]:
+    """Return the command that follows changed labels of the resource, or the condition that refuses them.
+
+    Labels are metadata, so that a change of them leaves the generation as it is.
+    """
+    changes = find_label_changes(meta, job) if _is_wanted(job) else {}
+    if not changes:
+        return {}, None
+    if problem := find_label_problem(merge_labels(job.spec.labels, changes)):
+        field = f"metadata.labels.{problem.key}" if problem.key else "metadata.labels"
+        return {}, Condition(ACCEPTED, False, "Refused", InvalidField(field, problem.value, problem.allowed).message)
+    return {f"labels-{meta.uid}-{meta.resource_version}": ChangeJob(job.id, labels=changes)}, None
 
 
 def _immutable_field_condition(names: tuple[str, ...]) -> Condition:

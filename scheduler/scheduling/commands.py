@@ -53,6 +53,7 @@ from scheduler.domain.fleet import LoanState
 from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Intent, Job, Progress
 from scheduler.domain.job_account import JobAccount
+from scheduler.domain.job_labels import compute_label_changes, format_label_changes, merge_labels
 from scheduler.domain.job_queue import describe_quota
 from scheduler.domain.job_state import JobState
 from scheduler.domain.lending_policy import LendingPolicy
@@ -186,8 +187,12 @@ def _scale_job(snapshot: MutableSnapshot, scale: ScaleJob) -> None:
 
 def _change_job(snapshot: MutableSnapshot, change: ChangeJob) -> None:
     given = {name: getattr(change, name) for name in ("queue", "priority", "min_gpus", "max_gpus")}
-    job = _replace_spec(snapshot, change.job_id, {name: value for name, value in given.items() if value is not None})
-    if job is None:
+    values = {name: value for name, value in given.items() if value is not None}
+    before = snapshot.jobs.get(change.job_id)
+    if change.labels is not None and before is not None:
+        values["labels"] = merge_labels(before.spec.labels, change.labels)
+    job = _replace_spec(snapshot, change.job_id, values)
+    if job is None or before is None:
         return
     if change.min_gpus is not None or change.max_gpus is not None:
         _record_range_change(snapshot, job)
@@ -196,6 +201,9 @@ def _change_job(snapshot: MutableSnapshot, change: ChangeJob) -> None:
         snapshot.put_job(job)
     if change.queue is not None or change.priority is not None:
         message = f"moved to queue {job.spec.queue} with priority {job.spec.priority}"
+        snapshot.record_event(EventCode.JOB_STATE, job.id, message)
+    if label_changes := compute_label_changes(before.spec.labels, job.spec.labels):
+        message = f"labels changed: {format_label_changes(label_changes)}"
         snapshot.record_event(EventCode.JOB_STATE, job.id, message)
 
 

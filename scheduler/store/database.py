@@ -51,6 +51,9 @@ METADATA = MetaData(
 ROW_NUMBER = BigInteger().with_variant(Integer(), "sqlite")
 """Type of automatically numbered primary keys. SQLite numbers rows only in columns of type INTEGER, with 64 bits."""
 
+CODE_POINT_ORDERED = String().with_variant(String(collation="C"), "postgresql")
+"""Text that is sorted by code points in every database, as in Python."""
+
 Rows = Sequence[dict[str, Any]]
 AnyRow = Row[*tuple[Any, ...]]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from string import ascii_lowercase, ascii_uppercase
 
 from scheduler.domain.job import Job
+from scheduler.domain.job_labels import LabelSelector
 from scheduler.domain.job_state import ENDED_STATES, JobState
 
 _LOWER_ASCII = str.maketrans(ascii_uppercase, ascii_lowercase)
@@ -24,6 +25,7 @@ class JobQuery:
     `since_s` is the first second of submission that matches, `until_s` the first that no longer does. With
     `ended_since_s`, only jobs match that ended then or later. `recent_since_s` leaves out jobs that ended earlier, and
     keeps live ones. `text` is a part of the id, the name, the queue or the owner, in any case of ASCII letters.
+    `selector` holds requirements on the labels, all of which must be met.
     """
 
     states: frozenset[JobState] | None = None
@@ -37,6 +39,7 @@ class JobQuery:
     ended_since_s: float = -math.inf
     recent_since_s: float = -math.inf
     text: str = ""
+    selector: LabelSelector = ()
 
     @property
     def includes_ended(self) -> bool:
@@ -61,6 +64,7 @@ class JobQuery:
             and (self.ended_since_s == -math.inf or (job.is_ended and job.state_since_s >= self.ended_since_s))
             and (not job.is_ended or job.state_since_s >= self.recent_since_s)
             and self._matches_text(job)
+            and all(requirement.matches(spec.labels) for requirement in self.selector)
         )
 
     def _matches_text(self, job: Job) -> bool:

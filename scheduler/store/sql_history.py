@@ -44,6 +44,7 @@ from scheduler.domain.job_state import ENDED_STATES
 from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.store.api_protocol import LoanQuery, SortKey
 from scheduler.store.database import (
+    CODE_POINT_ORDERED,
     METADATA,
     ROW_NUMBER,
     AnyRow,
@@ -55,9 +56,7 @@ from scheduler.store.database import (
 )
 from scheduler.store.job_query import JobQuery, lower_ascii
 from scheduler.store.protocol import Commit, Page, StoredDecision, StoredEvent
-
-CODE_POINT_ORDERED = String().with_variant(String(collation="C"), "postgresql")
-"""Sorted by code points in every database, as in Python."""
+from scheduler.store.sql_job_labels import LABELS, build_label_conditions, build_label_ranges, find_equality
 
 
 class EventColumns(TypedColumns):
@@ -272,22 +271,34 @@ def find_ended_job_keys(engine: Engine, query: JobQuery, after: SortKey | None, 
     if ended_since_s > -math.inf:
         with transaction(engine) as connection:
             last_before = _find_last_ended_before(connection, ended_since_s)
-    for matching in _list_index_ranges(query, last_before):
-        sorted_whole = select(ENDED_JOBS.c.number).where(*matching).limit(SORTED_JOBS_MAX + 1)
-        if len(fetch_rows(engine, sorted_whole)) <= SORTED_JOBS_MAX:
+    for matching, entries in _list_index_ranges(query, last_before):
+        if len(fetch_rows(engine, entries.limit(SORTED_JOBS_MAX + 1))) <= SORTED_JOBS_MAX:
             return fetch_rows(engine, _select_few_keys(query, matching, last_before, after, limit))
     return fetch_rows(engine, _select_keys_in_order(query, last_before, after, limit))
 
 
-def _list_index_ranges(query: JobQuery, last_before: int) -> Iterator[tuple[ColumnElement[bool], ...]]:
-    """Yield conditions of the query that may leave few jobs, and that an index answers, though not in order."""
+_Rows = Select[*tuple[Any, ...]]
+
+
+def _list_index_ranges(query: JobQuery, last_before: int) -> Iterator[tuple[tuple[ColumnElement[bool], ...], _Rows]]:
+    """Yield conditions of the query that may leave few jobs, and that an index answers, though not in order.
+
+    Each comes with the rows of the index, one a job.
+    """
     row = ENDED_JOBS.c
+    for in_range in build_label_ranges(query.selector):
+        labels = select(LABELS.c.job_id).where(*in_range)
+        yield (row.id.in_(labels.limit(SORTED_JOBS_MAX)),), labels
+    ranges: list[tuple[ColumnElement[bool], ...]] = []
     if query.name_prefix:
-        yield row.name >= query.name_prefix, row.name < query.name_prefix + _LAST_CHARACTER
+        ranges.append((row.name >= query.name_prefix, row.name < query.name_prefix + _LAST_CHARACTER))
     if query.id_prefix:
-        yield row.id >= query.id_prefix, row.id < query.id_prefix + _LAST_CHARACTER
+        ranges.append((row.id >= query.id_prefix, row.id < query.id_prefix + _LAST_CHARACTER))
     if last_before:
-        yield (row.number > last_before,)
+        ranges.append((row.number > last_before,))
+    if query.selector and query.queues is not None:
+        ranges.append((row.queue.in_(sorted(query.queues)),))
+    yield from ((each, select(row.number).where(*each)) for each in ranges)
 
 
 def _select_few_keys(
@@ -310,6 +321,12 @@ def _select_keys_in_order(
 ) -> Select[*tuple[Any, ...]]:
     row = ENDED_JOBS.c
     keys = select(row.number, row.id, row.generation, row.submitted_at_s)
+    if (label := find_equality(query.selector)) is not None:
+        labels, (value,) = LABELS.c, label.values
+        others = replace(query, selector=tuple(each for each in query.selector if each != label))
+        keys = keys.join(LABELS, labels.job_id == row.id).where(labels.key == label.key, labels.value == value)
+        keys = keys.where(*_build_conditions(others, row, last_before))
+        return order_and_limit(keys, labels.submitted_at_s, labels.job_id, after, limit=limit)
     parts = [
         order_and_limit(
             keys.where(*_build_conditions(part, row, last_before)), row.submitted_at_s, row.id, after, limit=limit
@@ -355,6 +372,7 @@ def _build_conditions(query: JobQuery, row: Any, last_before: int) -> list[Colum
     if query.text:
         text = lower_ascii(query.text)
         conditions.append(or_(*(Contains(part, text) for part in (row.id, row.name, row.queue, row.owner))))
+    conditions += build_label_conditions(query.selector, row.id)
     if last_before:
         conditions.append(row.number > last_before)
     if query.since_s > -math.inf:

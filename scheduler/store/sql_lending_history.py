@@ -25,10 +25,10 @@ from scheduler.domain.codec import decode_stored, encode
 from scheduler.domain.fleet import Loan
 from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.store.api_protocol import SortKey
-from scheduler.store.database import METADATA, ROW_NUMBER, StateSince, fetch_rows
+from scheduler.store.database import CODE_POINT_ORDERED, METADATA, ROW_NUMBER, StateSince, fetch_rows
 from scheduler.store.lending_history import ReceiptQuery
 from scheduler.store.protocol import Commit
-from scheduler.store.sql_history import CODE_POINT_ORDERED, ENDED_LOANS, order_and_limit
+from scheduler.store.sql_history import ENDED_LOANS, order_and_limit
 
 _IDS_PER_QUERY = 500
 

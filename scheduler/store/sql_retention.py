@@ -42,6 +42,7 @@ from scheduler.store.sql_api_tables import AUDIT_LOG, insert_audit_entries, move
 from scheduler.store.sql_capacity_history import CAPACITY_BINS, FLEET_CHECKPOINTS
 from scheduler.store.sql_history import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, JOB_SAMPLES, READINGS, USAGE
 from scheduler.store.sql_inbox import INBOX
+from scheduler.store.sql_job_labels import delete_labels
 from scheduler.store.sql_lending_history import RECALL_RECEIPTS
 from scheduler.store.sql_webhooks import DELIVERIES
 
@@ -136,7 +137,9 @@ class SqlRetention:
             _advance_mark(connection, log, up_to=rows[-1].number, up_to_s=up_to_s, rows=len(numbers))
             connection.execute(delete(table).where(table.c.number.in_(numbers)))
             if log is HistoryLog.ENDED_JOBS:
-                connection.execute(delete(JOB_SAMPLES).where(JOB_SAMPLES.c.job_id.in_([row.id for row in rows])))
+                job_ids = [row.id for row in rows]
+                connection.execute(delete(JOB_SAMPLES).where(JOB_SAMPLES.c.job_id.in_(job_ids)))
+                delete_labels(connection, job_ids)
             if log is HistoryLog.AUDIT:
                 move_chain_anchor(connection, rows[-1].digest)
         return DeletedBatch(len(numbers), is_complete=len(rows) < rows_max)

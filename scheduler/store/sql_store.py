@@ -40,6 +40,7 @@ from scheduler.store.sql_capacity_history import SqlCapacityHistory, add_capacit
 from scheduler.store.sql_credentials import SqlAccountStore, SqlTokenStore
 from scheduler.store.sql_history import ENDED_JOBS, ENDED_LOANS, EVENTS
 from scheduler.store.sql_inbox import INBOX
+from scheduler.store.sql_job_labels import insert_labels
 from scheduler.store.sql_lending_history import SqlLendingHistory, build_receipt_rows
 from scheduler.store.sql_newest_history import SqlNewestHistory
 from scheduler.store.sql_retention import SqlRetention
@@ -140,6 +141,7 @@ class SqlStore:
             sql_history.delete_replaced_readings(connection, commit.backfill)
             for table, rows in appended:
                 insert_rows(connection, table, rows)
+            insert_labels(connection, commit.ended_jobs)
             write_span_changes(connection, commit)
             sql_history.add_usage_entries(connection, commit.usage)
             add_capacity_bins(connection, commit.capacity)

@@ -114,14 +114,23 @@ def large_store() -> MemoryStore:
     jobs = {}
     for at in range(LARGE_JOBS):
         queue, job_id = f"team-{at % 12}", f"job-{at:04d}"
+        labels = {"team": f"team-{at % 12}", "example.com/stage": "tune" if at % 2 else "pretrain", "number": str(at)}
         if at < 2 * len(places):
             half = 4 * (at % 2)
             on = {places[at // 2]: tuple(range(half, half + 3 + at % 2))}
             jobs[job_id] = a_job(
-                job_id, 2, 8, state=JobState.RUNNING, on=on, now_s=now_s - 5 * at, queue=queue, steps=10**6
+                job_id,
+                2,
+                8,
+                state=JobState.RUNNING,
+                on=on,
+                now_s=now_s - 5 * at,
+                queue=queue,
+                steps=10**6,
+                labels=labels,
             )
         else:
-            jobs[job_id] = a_job(job_id, 64, 64, now_s=now_s - 5 * at, queue=queue)
+            jobs[job_id] = a_job(job_id, 64, 64, now_s=now_s - 5 * at, queue=queue, labels=labels)
     demand = DemandReading(now_s, 2600.0, 2600.0)
     forecast = Forecast(now_s, 600.0, QUANTILES, (2620.0, 2680.0, 2750.0, 2800.0), "test")
     queues = {f"team-{at}": JobQueue(f"team-{at}", guaranteed_gpus=300) for at in range(12)}

@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from api.http.paging import page_of_jobs
+from scheduler.domain.job_labels import parse_selector
 from scheduler.domain.job_state import JobState
+from scheduler.store.database import open_engine
 from scheduler.store.job_query import JobQuery
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.schema_migration import migrate
@@ -22,6 +25,7 @@ FULL = [PAGE, PAGE, PAGE]
 SIZES = {name: [PAGE, PAGE, RARE - 2 * PAGE] for name in QUERIES if name.startswith("rare")} | {
     "rare state of a common owner": [0],
     "no match": [0],
+    "label that no job has": [0],
     "recently ended": [PAGE, PAGE, RARE - 2 * PAGE],
     "recently ended in a common state": [PAGE, PAGE, RARE - 2 * PAGE],
     "common state that no job entered recently": [0],
@@ -71,6 +75,26 @@ def test_rare_text_is_found_among_many_ended_jobs(request: pytest.FixtureRequest
     page = page_of_jobs((), store, JobQuery(text="RARE"), cursor="", limit=RARE)
     assert len(page["items"]) == RARE
     assert time.perf_counter() - started_s < 1.0
+    store.close()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_common_labels_that_no_job_has_together_are_searched_without_statistics(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """The other label is newer than the statistics of the database, and is looked up for each job with the first."""
+    url = new_database(request, kind, tmp_path, 100_000)
+    engine = open_engine(url, serialize_writes=True)
+    with engine.begin() as connection:
+        newer = "SELECT id, 'half', 'newer', submitted_at_s FROM ended_jobs WHERE submitted_at_s > 50000"
+        connection.execute(text(f"INSERT INTO ended_job_labels (job_id, key, value, submitted_at_s) {newer}"))
+    engine.dispose()
+    store = SqlStore(url)
+    started_s = time.perf_counter()
+    query = JobQuery(selector=parse_selector("age=older,half=newer"))
+    assert store.find_ended_jobs(query, after=None, limit=PAGE) == ()
+    assert time.perf_counter() - started_s < 10.0
     store.close()
 
 

@@ -181,6 +181,25 @@ def test_changes_flow_both_ways(rig: OperatorRig) -> None:
     assert rig.snapshot.jobs[job.id].spec.max_gpus == 6
 
 
+def test_labels_flow_both_ways(rig: OperatorRig, get: Any) -> None:
+    assert isinstance(rig.server, RealServer)
+    rig.server.add(ELASTIC_JOB, "mine", {"gpus": {"min": 1, "max": 1}, "command": ["x"]}, team="vision", tier="dev")
+    rig.run_until_stable()
+    (job,) = rig.snapshot.jobs.values()
+    assert job.spec.labels == {"team": "vision", "tier": "dev"}
+    change = {"metadata": {"labels": {"tier": None, "stage": "tune"}}}
+    rig.server.cluster.patch(ELASTIC_JOB, "mine", rig.server.namespace, change=change)
+    assert rig.run_round() == ["ChangeJob"]
+    rig.run_until_stable()
+    job = rig.snapshot.jobs[job.id]
+    assert job.spec.labels == {"stage": "tune", "team": "vision"}
+    changed = replace(job, spec=replace(job.spec, labels={"team": "speech"}))
+    rig.snapshot = replace(rig.snapshot, jobs={job.id: changed})
+    rig.run_until_stable()
+    assert rig.snapshot.jobs[job.id].spec.labels == {"team": "speech"}
+    assert [row[0] for row in get("ej", "-l", "team=speech,!stage")] == ["NAME", "mine"]
+
+
 def test_deleted_resource_is_removed_after_its_job(rig: OperatorRig) -> None:
     with_a_running_job(rig)
     assert isinstance(rig.server, RealServer)

@@ -4,6 +4,7 @@ import { ask } from "./api.js";
 import { confirm, problemNote, toast } from "./dialogs.js";
 import { el, put } from "./dom.js";
 import { gpus, plural } from "./format.js";
+import { editLabels } from "./label_chips.js";
 
 /**
  * A button that confirms and performs an action. `action`: {name, title, what, path, method, body, done, danger,
@@ -109,7 +110,9 @@ export function jobActions(job, disabledReason) {
     path: `${path}:checkpoint`,
     done: `${job.name} saves at its next step.`,
   };
-  const actions = [scaling, job.state === "running" && save, job.intent === "suspend" ? resume : suspend, cancel];
+  const labels = { name: "Labels", open: (options) => editLabels(job, options) };
+  const intent = job.intent === "suspend" ? resume : suspend;
+  const actions = [scaling, job.state === "running" && save, intent, labels, cancel];
   return actions.filter(Boolean).map((action) => ({ ...action, disabledReason }));
 }
 

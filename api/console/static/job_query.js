@@ -4,7 +4,7 @@ const DAY_S = 86400;
 const RECENT = "recent";
 
 /** Filters with their defaults. `recent`: live jobs, and jobs that failed in the last 24 hours. */
-export const DEFAULTS = { state: RECENT, search: "", queue: "", owner: "", sort: "-submitted" };
+export const DEFAULTS = { state: RECENT, search: "", queue: "", owner: "", selector: "", sort: "-submitted" };
 
 /**
  * Returns the filters of an address.

@@ -52,13 +52,15 @@ class JobMethods:
         job_id: str = "",
         ended_within_s: float | None = None,
         search: str = "",
+        selector: str = "",
         sort: str = "",
         limit: int = 100,
     ) -> Pages[JobView]:
         """Yield the jobs that match all filters, newest first or in the order `sort`. `owner_id` "me" is the caller.
 
         `state`: one or more states, or `live` or `ended`, separated by commas. `name`, `job_id`: the beginning of the
-        name or id. `search`: a part of the id, name, queue or owner. `sort`: for example `name` or `-gpus`.
+        name or id. `search`: a part of the id, name, queue or owner. `selector`: requirements on labels, such as
+        `team=vision,tier!=dev,urgent`. `sort`: for example `name` or `-gpus`.
         `ended_within_s`: only jobs that ended at most this many seconds ago. `limit`: page size.
         """
         query = {
@@ -70,6 +72,7 @@ class JobMethods:
             "id": job_id,
             "ended_within_s": "" if ended_within_s is None else str(ended_within_s),
             "search": search,
+            "selector": selector,
             "sort": sort,
         }
         return Pages("/v1/jobs", limit=limit, query=query)
@@ -89,7 +92,7 @@ class JobMethods:
 
     @RequestMethod
     def change_job(self, job_id: str, change: Mapping[str, Any], *, if_match: str = "") -> Request[JobView]:
-        """Change `gpus`, `queue` or `priority`.
+        """Change `gpus`, `queue`, `priority` or `labels`. A label that is None is removed.
 
         With `if_match` (see `etag_of`), fail with status 412 if the job has changed.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -11,9 +12,18 @@ from typing import Any
 
 from scheduler.documents.document import LABEL_FORM, InvalidDocumentError, InvalidField, to_printable
 from scheduler.documents.job import parse_job, to_job_document
+from scheduler.documents.job_labels import select_object_labels
 from scheduler.domain.job import Intent, Job
+from scheduler.domain.job_labels import compute_label_changes
 from scheduler.domain.job_spec import JobSpec
-from scheduler.kubernetes.api_objects import MANAGED_BY, ORIGIN_ANNOTATION, ORIGIN_API
+from scheduler.kubernetes.api_objects import (
+    LABELS_ANNOTATION,
+    MANAGED_BY,
+    MANAGED_BY_EBBTIDE,
+    MANAGED_BY_LABEL,
+    ORIGIN_ANNOTATION,
+    ORIGIN_API,
+)
 from scheduler.kubernetes.resources.meta import Metadata, Resource, get_mapping, get_observed_generation, parse_metadata
 from scheduler.solver.profiles.catalog import ProfileError, list_gpu_names, list_model_names, parse_model
 from scheduler.solver.profiles.job_model import find_lengths_problem
@@ -87,8 +97,10 @@ def parse_elastic_job(resource: Resource) -> ElasticJob:
         raise InvalidDocumentError(
             InvalidField("namespace", to_printable(spec["namespace"]), "nothing: set metadata.namespace instead")
         )
+    if "labels" in spec:
+        raise InvalidDocumentError(InvalidField("labels", None, "nothing: set metadata.labels instead"))
     document = {name: value for name, value in spec.items() if name not in ("suspend", "managedBy")}
-    job = parse_job({"name": meta.name, **document})
+    job = parse_job({"name": meta.name, **document, "labels": get_object_labels(meta)})
     if not job.command and not job.template_json and not is_from_api(meta):
         raise InvalidDocumentError(InvalidField("command", None, "at least one word, or a template"))
     _check_profile_names(job)
@@ -98,13 +110,51 @@ def parse_elastic_job(resource: Resource) -> ElasticJob:
 def build_elastic_job_spec(job: Job) -> dict[str, Any]:
     """Return the spec that describes the job's current state."""
     document = to_job_document(job.spec)
-    document.pop("namespace", None)
+    for name in ("namespace", "labels"):  # these are metadata of the resource
+        document.pop(name, None)
     for holder, name in (
         *((document, name) for name in _DURATION_FIELDS if isinstance(document.get(name), float)),
         (document["checkpoint"], "interval"),
     ):
         holder[name] = _format_duration(holder[name])
     return {**document, "suspend": job.intent is Intent.SUSPEND}
+
+
+def get_object_labels(meta: Metadata) -> dict[str, str]:
+    """Return the labels of the resource that are labels of its job: all but those that Ebbtide gives it."""
+    labels = select_object_labels(meta.labels)
+    if labels.get(MANAGED_BY_LABEL) == MANAGED_BY_EBBTIDE:
+        del labels[MANAGED_BY_LABEL]
+    return labels
+
+
+def find_label_changes(meta: Metadata, job: Job) -> dict[str, str | None]:
+    """Return the changes of the resource's labels that its job does not have yet."""
+    changes = compute_label_changes(_read_common_labels(meta), get_object_labels(meta))
+    return {key: value for key, value in changes.items() if job.spec.labels.get(key) != value}
+
+
+def build_label_metadata(meta: Metadata, job: Job) -> dict[str, dict[str, str | None]]:
+    """Return the merge patch of the metadata after which the resource has the job's labels. Empty: it has them."""
+    labels = job.spec.labels
+    if get_object_labels(meta) == labels == _read_common_labels(meta):
+        return {}
+    changes = compute_label_changes(get_object_labels(meta), labels)
+    return {"labels": changes, "annotations": {LABELS_ANNOTATION: format_common_labels(labels)}}
+
+
+def format_common_labels(labels: Mapping[str, str]) -> str:
+    return json.dumps(dict(sorted(labels.items())), separators=(",", ":"))
+
+
+def _read_common_labels(meta: Metadata) -> dict[str, str]:
+    """Return the labels in the annotation, which users can edit. Without a valid one, there are none."""
+    try:
+        labels = json.loads(meta.annotations.get(LABELS_ANNOTATION, "{}"))
+    except (ValueError, RecursionError):
+        return {}
+    is_valid = isinstance(labels, dict) and all(isinstance(value, str) for value in labels.values())
+    return labels if is_valid else {}
 
 
 def find_immutable_changes(new_spec: JobSpec, job: Job) -> tuple[str, ...]:

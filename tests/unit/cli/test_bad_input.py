@@ -61,6 +61,8 @@ WORDS: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("submit", "--name", "x", "--min", "1", "--model", "gpt2"), ("job: globalBatch",)),
     (("submit", "--name", "x", "--min", "1", "--steps", "-5"), ("job: steps", "-5")),
     (("submit", "--name", "x", "--min", "1", "--env", "A"), ("--env: 'A'",)),
+    (("submit", "--name", "x", "--min", "1", "--label", "team"), ("--label: 'team'", "KEY=VALUE")),
+    (("submit", "--name", "x", "--min", "1", "--label", "team=-"), ("job: labels.team", '"-"')),
     (("submit", "--name", "x", "--min", "1", "--speed", "t4"), ("--speed: 't4'", "GPU=NUMBER")),
     (("submit", "--name", "x", "--min", "1", "--speed", "t4=0"), ("job: speeds.t4: got 0", "greater than 0")),
     (("submit", "--name", "x", "--min", "1", "--env", "RANK=1"), ("job: env.RANK",)),

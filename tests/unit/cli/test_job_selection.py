@@ -82,6 +82,26 @@ def test_ps_filters_and_limits(run: Run, ask: Ask, fleet: InProcessService) -> N
     assert run("ps", "--all", "--state", "live").exit_code == ExitCode.USAGE
 
 
+def test_labels_are_submitted_changed_and_searched(run: Run, ask: Ask, fleet: InProcessService) -> None:
+    labels = ("--label", "team=vision", "--label", "stage=tune")
+    tune = ask("submit", "--name", "tune", "--min", "1", *labels, "--command", "true")
+    assert tune["labels"] == {"stage": "tune", "team": "vision"}
+    other = submit(fleet, "other", labels={"team": "speech"})
+    fleet.tick()
+    assert [job["id"] for job in ask("ps", "-l", "team=vision")] == [tune["id"]]
+    assert [job["id"] for job in ask("ps", "--selector", "team!=vision,!stage")] == [other]
+    assert "team=vision" in run("ps", "--show-labels").stdout
+    assert "team=vision" not in run("ps").stdout
+    assert ask("label", "tune", "team=audio", "stage-")["labels"] == {"team": "audio"}
+    fleet.tick()
+    assert ask("describe", "tune")["labels"] == {"team": "audio"}
+    assert "team=audio" in run("describe", "tune").stdout
+    for words in (("label", "tune", "team"), ("label", "tune"), ("label", "tune", "=a")):
+        assert run(*words).exit_code == ExitCode.USAGE, words
+    for words in (("label", "tune", "a b=c"), ("ps", "-l", "a b")):
+        assert run(*words).exit_code != 0, words
+
+
 @pytest.mark.parametrize("verb", ["describe", "explain", "history", "suspend", "cancel"])
 def test_a_verb_takes_a_name_or_the_beginning_of_an_id(ask: Ask, fleet: InProcessService, verb: str) -> None:
     job_id = submit(fleet, "hello")

@@ -23,7 +23,8 @@ def test_spec_is_the_job_document_and_metadata_names_the_job() -> None:
     assert not is_manifest({"name": "train", **SPEC})
     assert manifest_to_job_document(a_manifest()) == {"name": "train", **SPEC}
     with_namespace = a_manifest(metadata={"name": "train", "namespace": "research", "labels": {"team": "a"}})
-    assert parse_job(manifest_to_job_document(with_namespace)).namespace == "research"
+    job = parse_job(manifest_to_job_document(with_namespace))
+    assert (job.namespace, job.labels) == ("research", {"team": "a"})
     assert manifest_to_job_document(a_manifest(spec={**SPEC, "suspend": False, "managedBy": ""})) == {
         "name": "train",
         **SPEC,
@@ -38,6 +39,7 @@ def test_spec_is_the_job_document_and_metadata_names_the_job() -> None:
         ({"spec": {**SPEC, "suspend": True}}, "spec.suspend"),
         ({"spec": {**SPEC, "managedBy": "kueue.x-k8s.io/multikueue"}}, "spec.managedBy"),
         ({"spec": ["gpus"]}, "spec"),
+        ({"spec": {**SPEC, "labels": {"team": "a"}}}, "spec.labels"),
     ],
 )
 def test_unsupported_manifest_is_rejected_by_field(changed: dict[str, Any], field: str) -> None:

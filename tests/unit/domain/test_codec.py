@@ -91,7 +91,8 @@ def _job_specs(draw: st.DrawFn) -> JobSpec:
     low, high = sorted((draw(_COUNT), draw(_COUNT)))
     duration_s = draw(st.none() | _POSITIVE_S)
     values = {name: draw(_values(hints[name])) for name in free}
-    return JobSpec(min_gpus=low, max_gpus=high, global_batch=8, duration_estimate_s=duration_s, **values)
+    labels = draw(st.dictionaries(st.sampled_from(["team", "example.com/tier"]), st.sampled_from(["", "a", "x.y-z"])))
+    return JobSpec(min_gpus=low, max_gpus=high, global_batch=8, duration_estimate_s=duration_s, labels=labels, **values)
 
 
 def _standbys() -> SearchStrategy[Standby]:

@@ -50,7 +50,7 @@ def test_definitions_match_the_resource_kinds(kind: ResourceKind) -> None:
 
 def test_elastic_job_has_the_fields_of_the_job_document() -> None:
     given = set(schema("ElasticJob")["spec"]["properties"])
-    assert given == (fields(JobDocument) - {"namespace"}) | {"suspend", "managedBy"}
+    assert given == (fields(JobDocument) - {"namespace", "labels"}) | {"suspend", "managedBy"}
 
 
 def test_only_gpus_and_suspend_are_mutable() -> None:

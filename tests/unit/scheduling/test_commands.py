@@ -278,6 +278,17 @@ def test_set_lending_policy_replaces_the_policy() -> None:
     )
 
 
+def test_label_changes_are_merged_and_reported_once() -> None:
+    snapshot = a_snapshot(FLEET, [a_job("a", 1, state=JobState.QUEUED, labels={"team": "vision", "tier": "dev"})])
+    many: dict[str, str | None] = {f"k{number}": "v" for number in range(40)}
+    changes: list[dict[str, str | None]] = [{"stage": "tune"}, {"tier": None}, {"team": "vision"}, many]
+    commands = [Command(f"c{at}", 0.0, ChangeJob("a", labels=labels)) for at, labels in enumerate(changes)]
+    done = update_snapshot(snapshot, Observation(0.0, 0), commands)
+    assert done.snapshot.jobs["a"].spec.labels == {"stage": "tune", "team": "vision"}
+    codes = [event.code for event in done.events]
+    assert codes == [EventCode.JOB_STATE, EventCode.JOB_STATE, EventCode.COMMAND_REFUSED]
+
+
 def test_job_change_is_atomic() -> None:
     snapshot = a_snapshot(FLEET, [a_job("a", 1, state=JobState.QUEUED)])
     done = update_snapshot(snapshot, Observation(0.0, 0), [Command("c", 0.0, ChangeJob("a", "blue", 3, 2, 4))])

@@ -5,6 +5,7 @@ import { alignCurves, curveOf } from "../compare_series.js";
 import { problemNote } from "../dialogs.js";
 import { badge, card, el, empty, put, table } from "../dom.js";
 import { count, duration, figure, gpus, percent, plural, range } from "../format.js";
+import { labelChips } from "../label_chips.js";
 import { keepUp } from "../live.js";
 import { chart } from "../plotting.js";
 import { when } from "../times.js";
@@ -77,6 +78,7 @@ const ROWS = [
   ["State", (job) => badge(job.state)],
   ["Queue", (job) => job.queue],
   ["Owner", (job) => job.owner || "none"],
+  ["Labels", (job) => labelChips(job.labels) ?? "none"],
   ["Model", (job) => job.spec.model ?? "–"],
   ["Global batch", (job) => count(job.spec.globalBatch)],
   ["GPUs now, and range", (job) => `${gpus(job.gpus.target)}, ${range(job.gpus.min, job.gpus.max)}`],

@@ -86,7 +86,7 @@ class JobPage {
       const state = el("p", { class: "row muted" }, badge(job.state), el("span", {}, since));
       return [back, el("h1", {}, job.name), state, id];
     });
-    const state = JSON.stringify([job.state, job.intent, job.gpus, this.disabledReason]);
+    const state = JSON.stringify([job.state, job.intent, job.gpus, job.labels, this.disabledReason]);
     if (state === this.actionState) return; // keep buttons in place while the user is about to press one
     this.actionState = state;
     const options = { refused: this.places.refused, acted: () => this.again() };

@@ -2,6 +2,7 @@
 
 import { bar, card, el, facts, figureOf } from "../dom.js";
 import { bytes, count, duration, figure, gpus, gpuTime, percent, plural, range } from "../format.js";
+import { labelChips } from "../label_chips.js";
 import { due, when } from "../times.js";
 
 const ENDED = ["succeeded", "failed", "cancelled"];
@@ -75,6 +76,7 @@ export function details(job) {
       ["Frozen layers", progress.frozen_layers || null],
       ["Queue", `${job.queue}, priority ${job.priority}`],
       ["Owner", job.owner || "none"],
+      ["Labels", labelChips(job.labels)],
       ["Submitted", when(job.submitted_at_s)],
       ["First start", account.first_started_at_s && when(account.first_started_at_s)],
       ["Disruptions", changed || "none"],

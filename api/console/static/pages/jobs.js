@@ -6,6 +6,7 @@ import { problemNote, toast } from "../dialogs.js";
 import { card, el, empty, put } from "../dom.js";
 import { plural } from "../format.js";
 import { addressOf, isFiltered, requestOf, wantedOf } from "../job_query.js";
+import { labelsText } from "../label_text.js";
 import { keepUp } from "../live.js";
 import { deleteView, loadViews, saveView } from "../saved_views.js";
 import { bulkBar } from "./jobs_bulk.js";
@@ -147,6 +148,7 @@ const EXPORTED = [
   ["reason", (job) => job.pending_reason?.detail ?? job.message],
   ["queue", (job) => job.queue],
   ["owner", (job) => job.owner],
+  ["labels", (job) => labelsText(job.labels)],
   ["priority", (job) => job.priority],
   ["gpus", (job) => job.gpus.target],
   ["gpus_min", (job) => job.gpus.min],
@@ -188,6 +190,7 @@ function filters(wanted) {
     el("div", {}, el("label", { for: "state" }, "State"), select),
     text("queue", "Queue", "any"),
     text("owner", "Owner", "any"),
+    text("selector", "Labels", "team=vision, tier!=dev"),
     el("button", { type: "submit" }, "Filter"),
   );
   select.addEventListener("change", apply);

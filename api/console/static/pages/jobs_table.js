@@ -3,9 +3,11 @@
 import { badge, bar, el, table } from "../dom.js";
 import { duration, figure, percent, plural, range } from "../format.js";
 import { addressOf, nextSort } from "../job_query.js";
+import { labelChips } from "../label_chips.js";
 import { age } from "../times.js";
 
 const HOUR_S = 3600;
+const CHIPS_MAX = 2;
 /** Columns: [heading, is a number, name of its order, whether the first press sorts in descending order]. */
 const COLUMNS = [
   ["Job", false, "name", false],
@@ -31,7 +33,8 @@ export function jobTable(jobs, { wanted, selected, changed }) {
     column ? heading(name, column, down, wanted) : name,
     isNumber,
   ]);
-  const shown = table("Jobs", columns, jobs.map((job) => row(job, selected, changed)));
+  const named = (job) => [nameCell(job, selected, changed), labelChips(job.labels, { wanted, shownMax: CHIPS_MAX })];
+  const shown = table("Jobs", columns, jobs.map((job) => row(job, named(job))));
   const heads = shown.querySelectorAll("thead th");
   COLUMNS.forEach(([, , column], at) => {
     const direction = wanted.sort === column ? "ascending" : wanted.sort === `-${column}` ? "descending" : null;
@@ -55,11 +58,11 @@ function heading(name, column, down, wanted) {
   return el("a", { href, id: `sort-${column}`, class: "sort", on: { click } }, name);
 }
 
-function row(job, selected, changed) {
+function row(job, named) {
   const { progress } = job;
   const held = job.gpus.target || job.gpus.releasing;
   return [
-    nameCell(job, selected, changed),
+    named,
     badge(job.state),
     reasonCell(job),
     job.queue,

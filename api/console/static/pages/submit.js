@@ -7,6 +7,8 @@ import { confirm, toast } from "../dialogs.js";
 import { card, el, facts, put } from "../dom.js";
 import { clearRefusals, field, nameLists, showRefusals, values } from "../forms.js";
 import { gpus, plural } from "../format.js";
+import { LABELS_FORM } from "../label_chips.js";
+import { atLabelsField, parseLabels } from "../label_text.js";
 import { due } from "../times.js";
 import { submitPreview } from "./submit_preview.js";
 
@@ -36,7 +38,7 @@ export async function show(root, { signal }) {
     try {
       await act(documentOf(form));
     } catch (error) {
-      showRefusals(form, refused, error);
+      showRefusals(form, refused, Object.assign(error, { errors: atLabelsField(error.errors) }));
     }
   };
   form.addEventListener("submit", (event) => {
@@ -69,7 +71,8 @@ async function fields() {
     field("gpus.min", "Minimum GPUs", { kind: "number", value: 1, min: 1 }),
     field("gpus.max", "Maximum GPUs", { kind: "number", value: 8, min: 1, hint: ELASTIC }),
     field("gpu", "GPU model", { list: "gpu-models", hint: "Default: any." }),
-    field("steps", "Steps", { kind: "number", hint: "Default: unknown." })));
+    field("steps", "Steps", { kind: "number", hint: "Default: unknown." }),
+    field("labels", "Labels", { hint: "For example team=vision, stage=pretrain.", spellcheck: "false" })));
   const model = card("Model", el("p", { class: "muted small" }, PLANNED), el("div", { class: "form" },
     field("model", "Model", { list: "models", hint: "Default: data parallel only." }),
     field("globalBatch", "Global batch", { kind: "number", hint: "Required with a model." }),
@@ -108,13 +111,14 @@ function showArgv(form) {
 
 /** Returns the job document of the form. Throws an error that names the field if one cannot be parsed. */
 function documentOf(form) {
-  const { more = "{}", command = "", ...plain } = values(form);
+  const { more = "{}", command = "", labels = "", ...plain } = values(form);
   const job = {};
   for (const [path, value] of Object.entries(plain)) {
     const [name, part] = path.split(".");
     if (part) job[name] = { ...job[name], [part]: value };
     else job[name] = value;
   }
+  if (labels) job.labels = read("labels", labels, parseLabels, (why) => `${LABELS_FORM}; ${why}`);
   if (command) job.command = read("command", command, words, (why) => `words with closed quotes; ${why}`);
   return { ...job, ...read("more", more, JSON.parse, (why) => `valid JSON (${why})`) };
 }

@@ -235,6 +235,7 @@ class JobSpecView(TypedDict):
     gpus: GpuRangeSpecView
     hangTimeout: float | str
     image: NotRequired[str]
+    labels: NotRequired[dict[str, str]]
     launch: NotRequired[str]
     lengths: NotRequired[dict[str, int]]
     maxRunTime: NotRequired[float]
@@ -268,6 +269,7 @@ class JobView(TypedDict):
     gpus: JobGpusView
     id: str
     intent: str
+    labels: dict[str, str]
     leave_by_s: float | None
     memory: MemoryView
     message: str
