@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0033"
+revision = "0031"
 down_revision: str | None = "0030"
 branch_labels: str | None = None
 depends_on: str | None = None
