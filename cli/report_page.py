@@ -11,7 +11,10 @@ from typing import Any, Literal, NamedTuple
 from api.console_assets import MissingChartLibraryError, ReportAssets, load_report_assets, render_data_block
 from cli.exit_codes import CommandError
 
-CHARTS_PLACE = '<div id="charts" class="charts"><noscript>Charts need JavaScript.</noscript></div>\n'
+CHARTS_PLACE = (
+    '<p class="hint small muted">Point at a chart to read its values. Select a name in its legend to hide the line.</p>\n'
+    '<div id="charts" class="charts"><noscript>Charts need JavaScript.</noscript></div>\n'
+)
 """Where the page draws its charts. Each page has it once."""
 
 

@@ -122,7 +122,7 @@ def test_demand_is_required_with_inference_pools_only(run: Run) -> None:
 
 
 class Page(HTMLParser):
-    """Parser of a report page: image sources, texts and unclosed elements."""
+    """Parser of a report page: addresses that it loads, texts and unclosed elements."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -157,9 +157,50 @@ def test_report_folder_has_json_markdown_charts_and_a_self_contained_page(run: R
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))
     page = Page((folder / "report.html").read_text())
     assert page.open == []
-    assert [source[:26] for source in page.sources] == 4 * ["data:image/svg+xml;base64,"]
+    assert page.sources == []
+    assert read_chart_policies(folder) == ["fifo", "ebbtide"]
     pools = "training 1 × 4 a100-80g + inference 1 × 4 a100-80g"
     assert f"8 jobs of jobs.csv, demand.csv on {pools}; forecast oracle; seed 3" in page.texts
+
+
+def read_chart_policies(folder: Path) -> list[str]:
+    """Return the policy sets whose series the page embeds."""
+    found = re.search(r'id="data">(.+?)</script>', (folder / "report.html").read_text())
+    assert found is not None
+    return [series["policy"] for series in json.loads(found[1])["data"]["series"]]
+
+
+def test_page_of_long_runs_stays_small() -> None:
+    draw = Random(0).random
+    (first, *others) = [
+        PolicySeries(
+            f"policy-{number}", 0.0, 600.0, 1e6, *(tuple(draw() for _ in range(2000)) for _ in range(3)), 800.0, 100,
+            *(tuple(1000 * draw() for _ in range(2000)) for _ in range(3)), tuple(sorted(draw() for _ in range(1001))),
+        )
+        for number in range(6)
+    ]  # fmt: skip
+    document = {"seed": 0, "policies": []}
+    for series in ([first], [first, *others]):
+        assert len(render_page(document, "", series).encode()) < 400_000
+
+
+def test_missing_chart_library_is_reported_before_simulating(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> None:
+        raise MissingChartLibraryError
+
+    monkeypatch.setattr("cli.report_page.load_report_assets", load)
+    result = run("simulate", "--jobs", "none.csv", "--cluster", "none.yaml", "--report", "out")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "npm ci" in result.stderr
+    assert not Path("out").exists()
+
+
+def test_report_without_matplotlib_has_no_pictures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.simulation.charts.find_spec", lambda _: None)
+    result = run(*SIMULATE, "--policy", "fifo", "--report", "out")
+    assert result.exit_code == 0
+    assert "pip install 'ebbtide-server[plot]'" in result.stderr
+    assert sorted(path.name for path in Path("out").iterdir()) == ["report.html", "report.json", "report.md"]
 
 
 def test_report_states_repeated_demand_and_the_lower_bound(run: Run) -> None:
