@@ -12,7 +12,7 @@ from api.console_assets import MissingChartLibraryError, ReportAssets, load_repo
 from cli.exit_codes import CommandError
 
 CHARTS_PLACE = (
-    '<p class="hint small muted">Point at a chart to read its values. Select a name in its legend to hide the line.</p>\n'
+    '<p class="hint small muted">Point at a chart to read its values. Select a name below it to hide the line.</p>\n'
     '<div id="charts" class="charts"><noscript>Charts need JavaScript.</noscript></div>\n'
 )
 """Where the page draws its charts. Each page has it once."""

@@ -27,7 +27,10 @@ def write_modules(folder: Path, **sources: str) -> Path:
 def test_joined_modules_run_once_each_and_keep_their_names_apart(tmp_path: Path) -> None:
     node = shutil.which("node") or pytest.skip("no Node.js")
     shared = 'const size = 2;\nexport const log = [];\nexport class Box {\n  size = size;\n}\nlog.push("shared");\n'
-    left = 'import { Box, log } from "./shared.js";\n\nconst size = 3;\nexport function left() {\n  log.push(new Box().size * size);\n}\n'
+    left = (
+        'import { Box, log } from "./shared.js";\n\nconst size = 3;\n'
+        "export function left() {\n  log.push(new Box().size * size);\n}\n"
+    )
     entry = (
         'import { left as begin } from "./left.js";\nimport {\n  Box,\n  log,\n} from "./shared.js";\n\n'
         "/** Not `import(x)`. */\nexport async function end() {}\nbegin();\nend();\n"
@@ -54,7 +57,9 @@ def test_unsupported_modules_are_rejected(tmp_path: Path, source: str, found: st
         join_modules(write_modules(tmp_path, entry=source), "entry.js")
 
 
-@pytest.mark.parametrize("text", ["</script><script>", "<!-- a", "a & b", "\u2028 \u2029", 'a "quoted" \\ text', "日本"])
+@pytest.mark.parametrize(
+    "text", ["</script><script>", "<!-- a", "a & b", "\u2028 \u2029", 'a "quoted" \\ text', "日本"]
+)
 def test_data_never_ends_the_script_element(text: str) -> None:
     block = render_data_block({text: [text]})
     assert json.loads(block) == {text: [text]}

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +14,7 @@ from typer.testing import CliRunner
 from cli.app import app
 from cli.safety_report import render_report_html
 from cli.simulation.report import render_page
-from scheduler.simulator.report import PolicySeries
+from tests.builders_simulation import build_policy_series
 from tests.console.test_accessibility import find_serious_violations
 
 if TYPE_CHECKING:
@@ -34,17 +32,6 @@ SOME_PIXELS = """canvas => {
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
     return new Set(new Uint32Array(data.buffer)).size;
 }"""
-
-
-def make_series(policy: str) -> PolicySeries:
-    random = Random(policy)
-
-    def draw(most: float) -> tuple[float, ...]:
-        return tuple(most * random.random() for _ in range(200))
-
-    usage, needed = (draw(1.0), draw(1.0)), (draw(8.0), draw(8.0))
-    lent = tuple(map(round, draw(2.0)))
-    return PolicySeries(policy, 0.0, 60.0, 9e3, draw(90.0), *usage, 8.0, 2, lent, *needed, tuple(sorted(draw(9e3))))
 
 
 def make_day(number: int) -> dict[str, Any]:
@@ -85,7 +72,7 @@ SAFETY: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Reports as the commands write them."""
     folder = tmp_path_factory.mktemp("reports")
     with chdir(folder):
@@ -93,20 +80,22 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
         Path("jobs.csv").write_text(f"job_id,submit_time_s,duration_s,gpus\n{jobs}")
         Path("cluster.yaml").write_text(CLUSTER)
         Path("demand.csv").write_text("time_s,pool,gpus\n0,inference,0\n")
-        words = "simulate --jobs jobs.csv --demand demand.csv --cluster cluster.yaml --policy fifo,ebbtide --processes 1"
+        words = (
+            "simulate --jobs jobs.csv --demand demand.csv --cluster cluster.yaml --policy fifo,ebbtide --processes 1"
+        )
         run("simulation", *words.split(), "--forecast", "oracle", "--report", "simulation")
-        run("curve", *"plan --model gpt2 --global-batch 8 --gpus 1:4 --plot curve.html".split())
+        run("plan", "--model", "gpt2", "--global-batch", "8", "--gpus", "1:4", "--plot", "curve.html")
         Path("safety.html").write_text(render_report_html(SAFETY), encoding="utf-8")
-    yield {
+    return {
         "simulation": folder / "simulation" / "report.html",
         "safety": folder / "safety.html",
         "curve": folder / "curve.html",
     }
 
 
-def run(name: str, *words: str) -> None:
+def run(*words: str) -> None:
     ended = CliRunner().invoke(app, list(words), prog_name="ebbtide")
-    assert ended.exit_code == 0, f"{name}: {ended.output}"
+    assert ended.exit_code == 0, ended.output
 
 
 def card(page: Page, title: str) -> Locator:
@@ -188,7 +177,7 @@ def test_texts_of_users_are_never_markup(reports: dict[str, Path], opened: Opene
     for report in document["policies"]:
         report["policy"] = HOSTILE
     pages = {
-        "simulation.html": render_page(document, HOSTILE, [make_series(HOSTILE), make_series("fifo")]),
+        "simulation.html": render_page(document, HOSTILE, [build_policy_series(HOSTILE), build_policy_series("fifo")]),
         "safety.html": render_report_html({**SAFETY, "pool": HOSTILE, "summary": HOSTILE}),
     }
     page = opened("about:blank")
