@@ -13,7 +13,7 @@ const MISSING = "Charts need uPlot. Run `npm ci` in api/console and restart the 
 
 /**
  * Draws a chart as wide as `place`. Returns {update(data, at, span, drawn), redraw(at)}: the legend shows index `at` at
- * rest, the x axis covers `span`, and lines follow `drawn`, such as sums of a stack, while legend and table show `data`.
+ * rest, and the x axis covers `span`. Lines follow `drawn`, such as sums of a stack; legend and table show `data`.
  * @param {HTMLElement} place
  * @param {import("../types/charts").ChartSpec} spec
  * @param {AbortSignal} signal

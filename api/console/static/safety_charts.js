@@ -2,8 +2,8 @@
 
 const DAY_S = 86_400;
 const LENT = "GPU-hours that training could use, by day (UTC).";
-const RETURNS = "The largest share of its deadline that a return of a node used, by the day of the recall. A return above "
-  + "100% was late.";
+const RETURNS = "The largest share of its deadline that a return of a node used, by the day of the recall. A return "
+  + "above 100% was late.";
 const SHORT = "Intervals of five minutes in which loans left inference short, by day.";
 
 /**

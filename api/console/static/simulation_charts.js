@@ -11,9 +11,8 @@ const POINTS_MAX = 240;
 const CROWDED = 50; // queues beyond have a logarithmic axis
 const CROWDED_SCALE = " The scale is logarithmic from 10 on.";
 const GRID_POINTS = 160;
-const TRAINING_USE = "Share of the pools' GPUs that did work which was not lost. Start-up, checkpoints and lost work do "
-  + "not count.";
-const INFERENCE_USE = "Inference demand, and work of jobs on lent nodes that was not lost, as a share of the pools' GPUs.";
+const TRAINING_USE = "Share of the pools' GPUs that did useful work. Start-up, checkpoints and lost work do not count.";
+const INFERENCE_USE = "Inference demand, and useful work of jobs on lent nodes, as a share of the pools' GPUs.";
 const LENDING = "The area shows nodes idle by demand: a line above it means that inference is short of nodes. The thin "
   + "line shows nodes idle by the forecast at the lending quantile, over the time that a return takes.";
 const COMPLETION = "Cumulative share of completed jobs by the time from submission to completion; further left is "
