@@ -57,7 +57,9 @@ export function yTicks({ yScale }) {
 
 /** Returns at most `most` round durations in a range. */
 export function logDurations(low, high, most) {
-  return thin(LOG_DURATIONS_S.filter((each) => each >= low && each <= high), most);
+  const inRange = (durations) => durations.filter((each) => each >= low && each <= high);
+  const coarse = inRange(LOG_DURATIONS_S);
+  return thin(coarse.length > 2 ? coarse : inRange(DURATIONS_S), most);
 }
 
 /** Returns at most `most` powers of two in a range. */

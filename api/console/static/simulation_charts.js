@@ -11,6 +11,7 @@ const POINTS_MAX = 240;
 const CROWDED = 50; // queues beyond have a logarithmic axis
 const CROWDED_SCALE = " The scale is logarithmic from 10 on.";
 const GRID_POINTS = 160;
+const DECADE = 10;
 const TRAINING_USE = "Share of the pools' GPUs that did useful work. Start-up, checkpoints and lost work do not count.";
 const INFERENCE_USE = "Inference demand, and useful work of jobs on lent nodes, as a share of the pools' GPUs.";
 const LENDING = "The area shows nodes idle by demand: a line above it means that inference is short of nodes. The thin "
@@ -160,8 +161,7 @@ function completionChart(runs) {
   const completed = runs.map((run, at) => ({ ...run, at })).filter(({ series }) => series.jct_s.length > 1);
   if (!completed.length) return null;
   const times = completed.map(({ series }) => series.jct_s);
-  const low = Math.max(1, Math.min(...times.map((each) => each[Math.floor(each.length / 200)])));
-  const high = Math.max(1.01 * low, ...times.map((each) => each.at(-1)));
+  const [low, high] = completionRange(times);
   const ratio = (high / low) ** (1 / (GRID_POINTS - 1));
   const xs = Array.from({ length: GRID_POINTS }, (_, at) => low * ratio ** at);
   return {
@@ -179,6 +179,14 @@ function completionChart(runs) {
     },
     data: [xs, ...times.map((each) => xs.map((x) => 100 * shareWithin(each, x)))],
   };
+}
+
+/** Returns the range from the first 0.5% of the jobs to the last one, at least a decade. */
+export function completionRange(times) {
+  const low = Math.max(1, Math.min(...times.map((each) => each[Math.floor(each.length / 200)])));
+  const high = Math.max(low, ...times.map((each) => each.at(-1)));
+  const pad = Math.sqrt(Math.max(1, DECADE / (high / low)));
+  return [low / pad, high * pad];
 }
 
 /** Returns the share of jobs that completed within `x` seconds, interpolated between ascending quantiles. */

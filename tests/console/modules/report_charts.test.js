@@ -5,7 +5,9 @@ import { test } from "node:test";
 import { decadeTicks, logDurations, powersOfTwo, symlogTicks, xRange, yRange } from "../../../api/console/static/chart_axes.js";
 import { curveChart } from "../../../api/console/static/plan_curve_chart.js";
 import { safetyCharts } from "../../../api/console/static/safety_charts.js";
-import { groupMeans, shareWithin, shownEndS, simulationCharts } from "../../../api/console/static/simulation_charts.js";
+import {
+  completionRange, groupMeans, shareWithin, shownEndS, simulationCharts,
+} from "../../../api/console/static/simulation_charts.js";
 
 const filled = (value, length = 12) => Array.from({ length }, () => value);
 
@@ -66,7 +68,9 @@ test("shares of completed jobs rise from the first to the last completion", () =
   assert.deepEqual([5, 10, 55, 100, 1000, 2000].map((x) => shareWithin([10, 100, 1000], x)), [0, 0, 0.25, 0.5, 1, 1]);
   assert.equal(shareWithin([5, 5, 5], 5), 1);
   const { data: [xs, shares] } = chartOf("Completion times", series());
-  assert.deepEqual([xs[0], Math.round(xs.at(-1)), shares[0], shares.at(-1)], [10, 1000, 0, 100]);
+  assert.deepEqual([xs[0], shares[0], shares.at(-1)], [10, 0, 100]);
+  assert.deepEqual(completionRange([[10, 20], [5, 1000]]), [5, 1000]);
+  assert.deepEqual(completionRange([[160, 160]]).map(Math.round), [51, 506]);
   assert.ok(shares.every((share, at) => at === 0 || share >= shares[at - 1]));
 });
 
@@ -100,6 +104,7 @@ test("a scaling curve marks plans that fewer GPUs match", () => {
 test("ticks are round, in the range, and few", () => {
   assert.deepEqual(logDurations(5, 4000, 9), [10, 60, 600, 3600]);
   assert.deepEqual(logDurations(5, 4000, 2), [60, 3600]);
+  assert.deepEqual(logDurations(50, 500, 9), [60, 120, 300]);
   assert.deepEqual(powersOfTwo(3, 70, 9), [4, 8, 16, 32, 64]);
   assert.deepEqual(decadeTicks(1, 30, 9), [1, 2, 5, 10, 20]);
   assert.deepEqual(decadeTicks(1, 30_000, 6), [1, 10, 100, 1000, 10_000]);
