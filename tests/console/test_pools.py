@@ -37,7 +37,7 @@ def test_a_pool_shows_its_explanation_promise_and_recalls(fleet: ConsoleSite, op
 
 def test_lending_of_the_month_is_drawn_by_day_and_kept_up(fleet: ConsoleSite, opened: Opener) -> None:
     fleet.demand("inference", 20.0)
-    fleet.ticks(4, every_s=100.0)
+    fleet.ticks(12, every_s=100.0)  # full passes, and an interval of demand, whenever the clock starts
     page = opened(f"{fleet.url}/#/pools/inference")
     expect(page.get_by_role("region", name="Returns against their deadline").locator(".uplot")).to_be_visible()
     lent = page.get_by_role("region", name="GPU-hours lent", exact=True).first
