@@ -80,10 +80,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         Path("jobs.csv").write_text(f"job_id,submit_time_s,duration_s,gpus\n{jobs}")
         Path("cluster.yaml").write_text(CLUSTER)
         Path("demand.csv").write_text("time_s,pool,gpus\n0,inference,0\n")
-        words = (
-            "simulate --jobs jobs.csv --demand demand.csv --cluster cluster.yaml --policy fifo,ebbtide --processes 1"
-        )
-        run("simulation", *words.split(), "--forecast", "oracle", "--report", "simulation")
+        words = "--jobs jobs.csv --demand demand.csv --cluster cluster.yaml --forecast oracle --processes 1"
+        run("simulate", *words.split(), "--policy", "fifo,ebbtide", "--report", "simulation")
         run("plan", "--model", "gpt2", "--global-batch", "8", "--gpus", "1:4", "--plot", "curve.html")
         Path("safety.html").write_text(render_report_html(SAFETY), encoding="utf-8")
     return {
