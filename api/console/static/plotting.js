@@ -107,11 +107,11 @@ function options(spec, width, shown) {
  * @returns {uPlot.Hooks.Arrays}
  */
 function hooks(spec, shown) {
-  const { marks = [], drawn, picked } = spec;
+  const { marks = [], drawn, picked, zoom } = spec;
   return {
     setCursor: [(plot) => plot.cursor.idx === null && plot.setLegend({ idx: shown.at })],
     draw: [(plot) => marks.forEach((mark) => drawMark(plot, mark)), ...(drawn ? [drawn] : [])],
-    setScale: [(plot, key) => key === "x" && noteZoom(plot, shown)],
+    setScale: zoom ? [(plot, key) => key === "x" && noteZoom(plot, shown)] : [],
     setSeries: [(plot) => noteHidden(plot, shown)],
     ready: [
       (plot) => makeTogglable(plot, spec),
