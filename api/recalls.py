@@ -19,7 +19,15 @@ from api.state import RequestContext
 from scheduler.domain.decisions import ReasonCode
 from scheduler.domain.fleet import Pool, PoolKind, get_shortages
 from scheduler.domain.recall_receipts import JobExit, LeavingJob, RecallOutcome, RecallReceipt
-from scheduler.scheduling.safety_report import Month, PoolMonth, ProblemDay, SafetyReport, Verdict, build_safety_report
+from scheduler.scheduling.safety_report import (
+    LendingDay,
+    Month,
+    PoolMonth,
+    ProblemDay,
+    SafetyReport,
+    Verdict,
+    build_safety_report,
+)
 from scheduler.store.lending_history import ReceiptQuery
 
 _TIME = "in seconds since 1970 (UTC)"
@@ -163,6 +171,19 @@ class ProblemDayView(TypedDict):
     lost_gpu_hours: Annotated[float, Field(description="GPU-hours of work that jobs lost by leaving.")]
 
 
+class LendingDayView(TypedDict):
+    """A day (UTC) of lending. Recalls count on the day on which they were made."""
+
+    start_s: Annotated[float, Field(description=f"Midnight at which it begins, {_TIME}.")]
+    lent_gpu_hours: Annotated[float, Field(description="GPU-hours that training could use.")]
+    recalls: Annotated[int, Field(description="Number of recalls that were made.")]
+    deadline_ratio_max: Annotated[
+        float | None,
+        Field(description="Largest share of its deadline that a return of these recalls used. Null: no return."),
+    ]
+    short_intervals: Annotated[int, Field(description="Number of intervals of five minutes that were short.")]
+
+
 class SafetyReportView(TypedDict):
     """Effects of lending on an inference pool in one month."""
 
@@ -201,6 +222,9 @@ class SafetyReportView(TypedDict):
     lost_steps: Annotated[float, Field(description="Training steps that jobs lost by leaving recalled nodes.")]
     longest: Annotated[RecallReceiptView | None, Field(description="Receipt of the longest return. Null: none.")]
     days: Annotated[list[ProblemDayView], Field(description="Days with problems, oldest first.")]
+    daily: Annotated[
+        list[LendingDayView], Field(description="Every day of the month so far. Empty: nothing is recorded.")
+    ]
 
 
 router = create_router("lending")
@@ -307,6 +331,7 @@ def _report_view(report: SafetyReport, principal: Principal) -> SafetyReportView
         "lost_steps": report.lost_steps,
         "longest": None if report.longest is None else receipt_view(report.longest, principal),
         "days": [_day_view(day) for day in report.days],
+        "daily": [_lending_day_view(day) for day in report.daily],
     }
 
 
@@ -321,4 +346,14 @@ def _day_view(day: ProblemDay) -> ProblemDayView:
         "lost": day.lost,
         "short_intervals": day.short_intervals,
         "lost_gpu_hours": day.lost_gpu_hours,
+    }
+
+
+def _lending_day_view(day: LendingDay) -> LendingDayView:
+    return {
+        "start_s": day.start_s,
+        "lent_gpu_hours": day.lent_gpu_hours,
+        "recalls": day.recalls,
+        "deadline_ratio_max": day.deadline_ratio_max,
+        "short_intervals": day.short_intervals,
     }

@@ -66,6 +66,7 @@ class SimulationSeriesView(TypedDict):
 
     policy: Annotated[str, Field(description="Name of the policy set.")]
     step_s: Annotated[float, Field(description="Length of an interval in seconds. The first one starts at 0.")]
+    submitting_s: Annotated[float, Field(description="Seconds from the first to the last submission.")]
     inference_gpus: Annotated[float, Field(description="GPUs of all inference pools.")]
     inference_nodes: Annotated[int, Field(description="Nodes of all inference pools.")]
     queued_jobs: Annotated[list[float], Field(description="Jobs that wait for GPUs.")]

@@ -14,15 +14,13 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
+from api.console_assets import CHART_FILES, CONSOLE_FOLDER, STATIC_FOLDER
 from api.http.errors import raise_not_found
 from api.identity.authorization import PUBLIC, requires
 from scheduler.package_version import get_package_version
 from scheduler.solver.profiles.catalog import list_gpu_names, list_model_names
 
-_CONSOLE_FOLDER = Path(__file__).parent / "console"
-_CHARTS = _CONSOLE_FOLDER / "node_modules" / "uplot" / "dist"
-_CHART_FILES = {"charts.js": _CHARTS / "uPlot.iife.min.js", "charts.css": _CHARTS / "uPlot.min.css"}
-_SWAGGER_UI = _CONSOLE_FOLDER / "node_modules" / "swagger-ui-dist"
+_SWAGGER_UI = CONSOLE_FOLDER / "node_modules" / "swagger-ui-dist"
 _REFERENCE_FILES = {
     "swagger-ui.js": _SWAGGER_UI / "swagger-ui-bundle.js",
     "swagger-ui.css": _SWAGGER_UI / "swagger-ui.css",
@@ -63,10 +61,9 @@ class ConsoleFiles:
     """
 
     def __init__(self) -> None:
-        static = _CONSOLE_FOLDER / "static"
-        found = {path.relative_to(static).as_posix(): path for path in static.rglob("*.*")}
-        self.has_charts = all(path.is_file() for path in _CHART_FILES.values())
-        found |= _CHART_FILES if self.has_charts else {}
+        found = {path.relative_to(STATIC_FOLDER).as_posix(): path for path in STATIC_FOLDER.rglob("*.*")}
+        self.has_charts = all(path.is_file() for path in CHART_FILES.values())
+        found |= CHART_FILES if self.has_charts else {}
         self.has_reference = all(path.is_file() for path in _REFERENCE_FILES.values())
         found |= _REFERENCE_FILES if self.has_reference else {}
         bodies = {name: path.read_bytes() for name, path in sorted(found.items())}

@@ -7,7 +7,15 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from cli.output import format_count, format_duration, format_number, format_time, render_table, stack
-from cli.report_page import render_html_facts, render_html_table, render_markdown_table, render_report_page
+from cli.report_page import (
+    CHARTS_PLACE,
+    ChartsData,
+    render_html_facts,
+    render_html_section,
+    render_html_table,
+    render_markdown_table,
+    render_report_page,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -126,15 +134,23 @@ def render_report_markdown(report: Document) -> str:
 def render_report_html(report: Document) -> str:
     """Return the report as one self-contained HTML page."""
     broken = " broken" if report["verdict"] == "broken" else ""
-    parts = [f'<p class="verdict{broken}">{escape(report["summary"])}</p>']
-    parts.append(_render_section("Figures", render_html_facts(list_facts(report))))
-    days = render_html_table(_list_day_rows(report), headers=_DAY_HEADERS) if report["days"] else "<p>None.</p>"
-    parts.append(_render_section("Days with problems or lost work", days))
-    parts.append(_render_section("Longest recall", _render_longest(report["longest"])))
+    days = (
+        render_html_table(_list_day_rows(report), headers=_DAY_HEADERS, name="Days with problems or lost work")
+        if report["days"]
+        else "<p>None.</p>"
+    )
     notes = "".join(f"<li>{escape(note)}</li>" for note in _NOTES)
-    parts.append(_render_section("Definitions", f"<ul>{notes}</ul>"))
+    parts = [
+        f'<p class="outcome{broken}">{escape(report["summary"])}</p>\n',
+        CHARTS_PLACE,
+        render_html_section("Figures", render_html_facts(list_facts(report))),
+        render_html_section("Days with problems or lost work", days),
+        render_html_section("Longest recall", _render_longest(report["longest"])),
+        render_html_section("Definitions", f"<ul>{notes}</ul>"),
+    ]
     return render_report_page(
-        "\n".join(parts) + "\n",
+        "".join(parts),
+        ChartsData("safety", {"daily": report["daily"]}),
         title=_get_title(report),
         subtitle=_get_period(report),
         generator="ebbtide lending report",
@@ -145,11 +161,9 @@ def _render_longest(receipt: Document | None) -> str:
     if receipt is None:
         return "<p>No node was returned.</p>"
     facts = render_html_facts(list_receipt_facts(receipt))
-    return facts + render_html_table(list_job_rows(receipt), headers=_JOB_HEADERS) if receipt["jobs"] else facts
-
-
-def _render_section(title: str, content: str) -> str:
-    return f"<section><h2>{escape(title)}</h2>{content}</section>"
+    if not receipt["jobs"]:
+        return facts
+    return facts + render_html_table(list_job_rows(receipt), headers=_JOB_HEADERS, name="Jobs that left the node")
 
 
 def _get_title(report: Document) -> str:

@@ -91,7 +91,11 @@ ProcessesOption = Annotated[
 ]
 ReportOption = Annotated[
     str | None,
-    typer.Option("--report", metavar="FOLDER", help="Also write report.html, .md, .json and charts to this folder."),
+    typer.Option(
+        "--report",
+        metavar="FOLDER",
+        help="Also write report.html, .md and .json to this folder, and the charts as PNG files (extra 'plot').",
+    ),
 ]
 LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Use only this many jobs, from the first.")]
 

@@ -1,4 +1,7 @@
-"""Chart of a scaling curve: throughput, linear scaling, wasted GPUs and the plan of each point."""
+"""Chart of a scaling curve: throughput, linear scaling, wasted GPUs and the plan of each point.
+
+A picture is drawn with matplotlib. An HTML page has the chart and the table of the console's plan page.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ from cli.exit_codes import CommandError
 from cli.inputs import raise_input_error
 from cli.output import format_number
 from cli.planning.plan_tables import PlanJson, summarize_plan
+from cli.report_page import CHARTS_PLACE, ChartsData, render_report_page, require_report_assets
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-_FILE_SUFFIXES = (".png", ".svg", ".pdf")
+_FILE_SUFFIXES = (".html", ".png", ".svg", ".pdf")
 _TEXT_COLOR, _MUTED_COLOR, _LINE_COLOR, _WASTED_COLOR = "#1f2933", "#7b8794", "#1769aa", "#d64545"
 _LABEL_GAP_MIN = 0.031
 """Minimum distance between two labels, as a share of the axis. Labels that are closer are omitted."""
@@ -28,14 +32,21 @@ class CurveChart:
 
     Raises:
         InputError: the file's suffix is not supported.
-        CommandError: matplotlib is not installed.
+        CommandError: matplotlib, or the chart library of HTML pages, is not installed.
     """
 
     def __init__(self, file: str, title: str) -> None:
-        if Path(file).suffix.lower() not in _FILE_SUFFIXES:
+        suffix = Path(file).suffix.lower()
+        if suffix not in _FILE_SUFFIXES:
             raise_input_error(f"--plot: {file} must end in {', '.join(_FILE_SUFFIXES)}")
-        if find_spec("matplotlib") is None:
-            raise CommandError("--plot needs matplotlib; install it: pip install 'ebbtide-server[plot]'")
+        self._is_page = suffix == ".html"
+        if self._is_page:
+            require_report_assets()
+        elif find_spec("matplotlib") is None:
+            raise CommandError(
+                "--plot needs matplotlib for pictures; install it: pip install 'ebbtide-server[plot]', or use a file "
+                "that ends in .html"
+            )
         self._file = file
         self._title = title
 
@@ -45,6 +56,24 @@ class CurveChart:
         Raises:
             InputError: the file cannot be written.
         """
+        try:
+            if self._is_page:
+                Path(self._file).write_text(self._render_page(points), encoding="utf-8")
+            else:
+                self._save_picture(points)
+        except OSError as error:
+            raise_input_error(f"--plot {self._file}: cannot be written: {error.strerror or error}")
+
+    def _render_page(self, points: Sequence[PlanJson]) -> str:
+        return render_report_page(
+            CHARTS_PLACE,
+            ChartsData("curve", {"points": list(points)}),
+            title=self._title,
+            subtitle="Throughput of the fastest plan for each number of GPUs",
+            generator="ebbtide plan",
+        )
+
+    def _save_picture(self, points: Sequence[PlanJson]) -> None:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
@@ -57,10 +86,7 @@ class CurveChart:
             _draw_plan_labels(below, points)
             figure.supxlabel("GPUs, with the best plan for each number", fontsize=10)
             above.set_title(self._title, loc="left", fontsize=14, fontweight="bold", pad=14)
-            try:
-                figure.savefig(self._file, dpi=160, metadata={"Date": None} if self._file.endswith(".svg") else None)
-            except OSError as error:
-                raise_input_error(f"--plot {self._file}: cannot be written: {error.strerror or error}")
+            figure.savefig(self._file, dpi=160, metadata={"Date": None} if self._file.endswith(".svg") else None)
 
 
 def _draw_throughput(axes: Axes, points: Sequence[PlanJson]) -> None:

@@ -137,7 +137,11 @@ AlternativesOption = Annotated[
 ]
 PlotOption = Annotated[
     str | None,
-    typer.Option("--plot", metavar="FILE.png|svg", help="Draw the scaling curve (requires the extra 'plot')."),
+    typer.Option(
+        "--plot",
+        metavar="FILE.html|png|svg",
+        help="Draw the scaling curve. Pictures require the extra 'plot'; an HTML page is interactive.",
+    ),
 ]
 DumpOption = Annotated[
     str | None, _file_option("--dump", metavar="FILE", help="Write the request as solver instances (JSON).")

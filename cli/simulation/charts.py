@@ -1,9 +1,13 @@
-"""Charts of a simulation over time. A policy set has the same color in every chart."""
+"""PNG charts of a simulation, for documents and slides. A policy set has the same style as in the HTML report.
+
+The HTML report draws its own charts, those of the console (`api/console/static/simulation_charts.js`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from io import BytesIO
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -23,12 +27,11 @@ if TYPE_CHECKING:
     Window = tuple[float, float]
 
 _TEXT_COLOR, _MUTED_COLOR, _GRID_COLOR, _AREA_COLOR = "#1f2933", "#616e7c", "#e4e7eb", "#e4e7eb"
-_PALETTE = ("#52606d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""The Okabe-Ito palette, which is safe for color-blind readers, with a gray for the baseline."""
-_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)))
-_FIXED_STYLE_POLICIES = ("fifo", "ebbtide", "lyra", "afs", "opportunistic")
+_PALETTE = ("#1d63a8", "#bd3d21", "#2a9d7e", "#d18b00", "#7b6aa6")
+"""Colors of the console's light theme: training, recalled, inference, lent, cordoned."""
+_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)))
 _RC_PARAMS: Any = {
-    "font.size": 10, "svg.hashsalt": "ebbtide", "text.color": _TEXT_COLOR, "axes.edgecolor": _MUTED_COLOR,
+    "font.size": 10, "text.color": _TEXT_COLOR, "axes.edgecolor": _MUTED_COLOR,
     "axes.labelcolor": _TEXT_COLOR, "xtick.color": _MUTED_COLOR, "ytick.color": _MUTED_COLOR,
     "axes.spines.top": False, "axes.spines.right": False,
 }  # fmt: skip
@@ -42,15 +45,14 @@ _TIME_TICKS = {
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of a simulation report. `name` is the file name without suffix; `caption` explains how to read it."""
+    """A chart of a simulation report. `name` is the file name without suffix."""
 
     name: str
     title: str
-    caption: str
     draw: Callable[[Figure, Series, LineStyles], None]
 
-    def render(self, series: Series) -> Mapping[str, bytes]:
-        """Return the chart as `svg`, and as `png` with its title."""
+    def render_png(self, series: Series) -> bytes:
+        """Return the chart with its title as a PNG picture."""
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
@@ -60,9 +62,14 @@ class Chart:
             parts = [part for axes in figure.axes for part in axes.get_legend_handles_labels()[0]]
             named = {str(part.get_label()): part for part in parts}
             figure.legend(list(named.values()), list(named), loc="outside lower left", ncols=7, frameon=False)
-            svg = _save_figure(figure, "svg")
             figure.axes[0].set_title(self.title, loc="left", fontsize=13, fontweight="bold", pad=12)
-            return {"svg": svg, "png": _save_figure(figure, "png")}
+            file = BytesIO()
+            figure.savefig(file, format="png", dpi=160)
+            return file.getvalue()
+
+
+def has_matplotlib() -> bool:
+    return find_spec("matplotlib") is not None
 
 
 def select_charts(series: Series) -> Iterator[Chart]:
@@ -76,10 +83,9 @@ def select_charts(series: Series) -> Iterator[Chart]:
 
 
 def assign_line_styles(policies: Sequence[str]) -> LineStyles:
-    """Return color and dashes per policy set. The most common policy sets always have the same style."""
-    known = [*_FIXED_STYLE_POLICIES, *(policy for policy in policies if policy not in _FIXED_STYLE_POLICIES)]
+    """Return color and dashes per policy set."""
     styles = [{"color": color, "linestyle": dash} for dash, color in product(_DASHES, _PALETTE)]
-    return {policy: styles[at % len(styles)] | {"label": policy} for at, policy in enumerate(known)}
+    return {policy: styles[at % len(styles)] | {"label": policy} for at, policy in enumerate(policies)}
 
 
 def _draw_queue(figure: Figure, series: Series, styles: LineStyles) -> None:
@@ -255,39 +261,8 @@ def _find_peak_lending_week(policy_series: PolicySeries, length_s: float) -> Win
     return peak_week * _WEEK_S, (peak_week + 1) * _WEEK_S
 
 
-def _save_figure(figure: Figure, file_format: str) -> bytes:
-    file = BytesIO()
-    figure.savefig(file, format=file_format, dpi=160, metadata={"Date": None} if file_format == "svg" else None)
-    return file.getvalue()
-
-
-QUEUE_CHART = Chart(
-    "queue",
-    "Pending jobs",
-    "Submitted jobs without GPUs, including preempted jobs. Above 50 jobs the scale is logarithmic from 10 on. "
-    "The dotted line is the last submission.",
-    _draw_queue,
-)
-USAGE_CHART = Chart(
-    "usage",
-    "GPUs doing useful work",
-    "Share of the pools' GPUs, by home pool, that did work which was not lost; inference demand counts in inference "
-    "pools. Start-up, checkpointing and lost work do not count.",
-    _draw_usage,
-)
-LENDING_CHART = Chart(
-    "lending",
-    "Lent nodes against demand and forecast",
-    "The gray area shows nodes idle by demand: a line above it means that inference is short of nodes. The thin black "
-    "line shows nodes idle by the forecast at the lending quantile, over the time that a return takes. "
-    "For long traces, the lower chart shows the week with the most lending.",
-    _draw_lending,
-)
-COMPLETION_CHART = Chart(
-    "completion",
-    "Completion times",
-    "Cumulative share of completed jobs by completion time; further left is better. Jobs that did not complete are "
-    "missing: compare the numbers of completed jobs first.",
-    _draw_completion,
-)
+QUEUE_CHART = Chart("queue", "Pending jobs", _draw_queue)
+USAGE_CHART = Chart("usage", "GPUs doing useful work", _draw_usage)
+LENDING_CHART = Chart("lending", "Lent nodes against demand and forecast", _draw_lending)
+COMPLETION_CHART = Chart("completion", "Completion times", _draw_completion)
 ALL_CHARTS = frozenset((QUEUE_CHART, USAGE_CHART, LENDING_CHART, COMPLETION_CHART))

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import math
 import os
-from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from cli.exit_codes import CommandError
 from cli.inputs import raise_input_error
-from cli.output import format_count, format_number
-from cli.report_page import render_report_page
-from cli.simulation.charts import ALL_CHARTS, Chart, assign_line_styles, select_charts
+from cli.output import format_count, format_number, print_message
+from cli.report_page import (
+    CHARTS_PLACE,
+    ChartsData,
+    render_html_scroll,
+    render_report_page,
+    require_report_assets,
+)
+from cli.simulation.charts import ALL_CHARTS, has_matplotlib, select_charts
 from cli.simulation.comparison_table import (
     METRIC_GROUPS,
     METRICS,
@@ -43,18 +46,20 @@ _SUMMARY_METRICS = (
     "preemptions", "resizes", "late returns", "inference shortage, first pass",
 )  # fmt: skip
 
+_POINTS_MAX, _ALL_POINTS_MAX = 1_000, 4_800
+"""Points of a series, and of the series of all policy sets, so that the page stays below 400 KB."""
+
 
 class ReportFolder:
-    """The folder of a report. Checks that it can be written on creation, before the simulation starts.
+    """The folder of a report. Checks its preconditions on creation, before the simulation starts.
 
     Raises:
         InputError: the folder cannot be created or written.
-        CommandError: matplotlib is not installed.
+        CommandError: the chart library of the page is not installed.
     """
 
     def __init__(self, folder: str) -> None:
-        if find_spec("matplotlib") is None:
-            raise CommandError("--report needs matplotlib; install it: pip install 'ebbtide-server[plot]'")
+        require_report_assets()
         self._folder = Path(folder)
         existing = next(path for path in (self._folder, *self._folder.absolute().parents) if path.exists())
         if not (existing.is_dir() and os.access(existing, os.W_OK)):
@@ -62,37 +67,47 @@ class ReportFolder:
 
     def write(self, document: Document, setting: str, series: Sequence[PolicySeries]) -> None:
         """Write all files. `setting` is one line on the inputs; `series` holds the time series of the first seed."""
-        rendered = {chart: chart.render(series) for chart in select_charts(series)}
-        texts = {"report.json": json.dumps(document, indent=2), "report.md": render_markdown(document)}
-        texts["report.html"] = render_page(
-            document, setting, {chart: forms["svg"] for chart, forms in rendered.items()}
-        )
+        texts = {
+            "report.json": json.dumps(document, indent=2),
+            "report.md": render_markdown(document),
+            "report.html": render_page(document, setting, series),
+        }
+        pictures = {chart: chart.render_png(series) for chart in select_charts(series)} if has_matplotlib() else {}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             for name, text in texts.items():
                 (self._folder / name).write_text(text, encoding="utf-8")
-            for chart, forms in rendered.items():
-                (self._folder / f"{chart.name}.png").write_bytes(forms["png"])
-            for chart in ALL_CHARTS - rendered.keys():  # remove charts of an earlier report
+            for chart, picture in pictures.items():
+                (self._folder / f"{chart.name}.png").write_bytes(picture)
+            for chart in ALL_CHARTS - pictures.keys():  # remove charts of an earlier report
                 (self._folder / f"{chart.name}.png").unlink(missing_ok=True)
         except OSError as error:
             raise_input_error(f"--report: {error.filename} cannot be written: {error.strerror or error}")
+        if not pictures:
+            print_message("PNG charts need matplotlib and are left out; install it: pip install 'ebbtide-server[plot]'")
 
 
-def render_page(document: Document, setting: str, charts: Mapping[Chart, bytes]) -> str:
-    """Return the HTML page with the SVG charts embedded."""
+def render_page(document: Document, setting: str, series: Sequence[PolicySeries]) -> str:
+    """Return the HTML page with its charts."""
     template = Template(files("cli.simulation").joinpath("data/simulation.html").read_text(encoding="utf-8"))
     swept = "seeds" in document
+    warnings = "".join(f"<p>{escape(text)}</p>" for text in find_warnings(document))
     main = template.substitute(
-        findings="".join(f'<p class="warning">{escape(text)}</p>' for text in find_warnings(document)),
-        summary=_render_table(document, {"": {name: METRICS[name] for name in _SUMMARY_METRICS}})
+        findings=f'<div class="note warn">{warnings}</div>' if warnings else "",
+        summary=_render_table(document, {"": {name: METRICS[name] for name in _SUMMARY_METRICS}}, "Summary")
         + "".join(f"<p>{escape(text)}</p>" for text in describe_comparisons(document)),
-        plots="".join(map(_render_figure, charts, charts.values())),
-        figures=_render_table(document, METRIC_GROUPS),
+        charts=CHARTS_PLACE,
+        figures=_render_table(document, METRIC_GROUPS, "All metrics"),
         spread=_SWEEP_NOTE if swept else _SINGLE_SEED_NOTE,
     )
-    title, subtitle = ", ".join(list_policies(document)), f"{setting}; {format_seeds(document)}"
-    return render_report_page(main, title=title, subtitle=subtitle, generator="ebbtide simulate")
+    points = min(_POINTS_MAX, _ALL_POINTS_MAX // len(series))
+    return render_report_page(
+        main,
+        ChartsData("simulation", {"series": [each.to_chart(points) for each in series]}),
+        title=", ".join(list_policies(document)),
+        subtitle=f"{setting}; {format_seeds(document)}",
+        generator="ebbtide simulate",
+    )
 
 
 _SINGLE_SEED_NOTE = (
@@ -150,20 +165,19 @@ def describe_comparisons(document: Document) -> Iterator[str]:
         yield f"The lower bound of this trace (no queueing, all GPUs) is {base / bound:.2f} times shorter."
 
 
-def _render_table(document: Document, groups: Mapping[str, Mapping[str, Metric]]) -> str:
-    looks = assign_line_styles(list_policies(document))
-    heads = (
-        f'<th scope="col"><span class="key" style="border-color:{looks[name]["color"]}; '
-        f'border-top-style:{"solid" if looks[name]["linestyle"] == "-" else "dashed"}"></span>{escape(name)}</th>'
-        for name in list_policies(document)
+def _render_table(document: Document, groups: Mapping[str, Mapping[str, Metric]], label: str) -> str:
+    policies = list_policies(document)
+    heads = "".join(
+        f'<th scope="col" class="number"><span class="key" data-line="{at}"></span>{escape(name)}</th>'
+        for at, name in enumerate(policies)
     )
-    lines = [f"<thead><tr><th></th>{''.join(heads)}</tr></thead><tbody>"]
+    lines = [f'<thead><tr><th scope="col">Metric</th>{heads}</tr></thead><tbody>']
     for group, metrics in groups.items():
         rows = [row for name, metric in metrics.items() for row in _render_row(document, name, metric)]
         if group and rows:
-            lines.append(f'<tr><th colspan="{len(document["policies"]) + 1}" scope="colgroup">{group}</th></tr>')
+            lines.append(f'<tr><th colspan="{len(policies) + 1}" scope="colgroup">{group}</th></tr>')
         lines += rows
-    return f'<div class="wide"><table>{"".join(lines)}</tbody></table></div>'
+    return render_html_scroll(f"{''.join(lines)}</tbody>", label)
 
 
 def _render_row(document: Document, name: str, metric: Metric) -> Iterator[str]:
@@ -175,14 +189,8 @@ def _render_row(document: Document, name: str, metric: Metric) -> Iterator[str]:
     ranks = [-math.inf if value is None else value * metric.direction for value in values]
     best = texts[ranks.index(max(ranks))]
     marked = metric.direction and len(set(texts)) > 1 and "seeds" not in document
-    marks = (' class="best"' if marked and text == best else "" for text in texts)
-    row_cells = "".join(f"<td{mark}>{escape(text)}</td>" for mark, text in zip(marks, texts, strict=True))
-    yield f'<tr><th scope="row">{escape(name)}</th>{row_cells}</tr>'
-
-
-def _render_figure(chart: Chart, svg: bytes) -> str:
-    source = f"data:image/svg+xml;base64,{b64encode(svg).decode()}"
-    return (
-        f'<section><h2>{escape(chart.title)}</h2><figure><img src="{source}" alt="{escape(chart.title)}">'
-        f"<figcaption>{escape(chart.caption)}</figcaption></figure></section>"
+    marks = (" best" if marked and text == best else "" for text in texts)
+    row_cells = "".join(
+        f'<td class="number{mark}">{escape(text)}</td>' for mark, text in zip(marks, texts, strict=True)
     )
+    yield f'<tr><th scope="row">{escape(name)}</th>{row_cells}</tr>'

@@ -105,6 +105,20 @@ class ProblemDay:
 
 
 @dataclass(frozen=True, slots=True)
+class LendingDay:
+    """A day (UTC) of lending. Recalls count on the day on which they were made.
+
+    `deadline_ratio_max` is the largest share of its deadline that a return of these recalls used; None without any.
+    """
+
+    start_s: float
+    lent_gpu_hours: float
+    recalls: int
+    deadline_ratio_max: float | None
+    short_intervals: int
+
+
+@dataclass(frozen=True, slots=True)
 class PoolMonth:
     """Everything that is recorded about the lending of a pool in a month.
 
@@ -143,6 +157,7 @@ class SafetyReport:
             readings and loans, with the present capacity of the pool.
         longest: the receipt of the recall that took longest to return.
         days: days with problems, oldest first.
+        daily: every day from the start of the month to `until_s`. Empty if nothing is recorded.
     """
 
     pool: str
@@ -165,6 +180,7 @@ class SafetyReport:
     lost_steps: float
     longest: RecallReceipt | None
     days: tuple[ProblemDay, ...]
+    daily: tuple[LendingDay, ...]
 
     @property
     def short_ratio(self) -> float:
@@ -173,13 +189,13 @@ class SafetyReport:
 
 def build_safety_report(month: PoolMonth) -> SafetyReport:
     """Return the report. Equal records give equal reports."""
-    start_s, until_s = month.month.start_s, min(month.month.end_s, max(month.now_s, month.month.start_s))
+    until_s = min(month.month.end_s, max(month.now_s, month.month.start_s))
     outcomes = count_outcomes(month.receipts)
     short_days, recomputed = _count_short_intervals(month)
     intervals = sum(day.intervals for day in short_days)
     short = sum(day.short for day in short_days)
     used = [loan for loan in month.loans if loan.lent_at_s is not None and loan.lent_at_s < until_s]
-    lent_gpu_s = sum(_get_lent_gpu_s(loan, month, start_s, until_s) for loan in used)
+    lent_gpu_s = _compute_lent_gpu_s(used, month, until_s)
     returned = [receipt for receipt in month.receipts if receipt.return_s is not None]
     has_data = bool(intervals or used or month.receipts)
     target = month.rules.shortage_target
@@ -193,7 +209,7 @@ def build_safety_report(month: PoolMonth) -> SafetyReport:
         verdict=verdict,
         summary=_summarize(month, verdict, outcomes, intervals=intervals, short=short),
         loans=len(used),
-        lent_gpu_hours=lent_gpu_s / HOUR_S,
+        lent_gpu_hours=sum(lent_gpu_s.values()) / HOUR_S,
         recalls=len(month.receipts),
         outcomes=outcomes,
         open_recalls=len(month.receipts) - sum(outcomes.values()),
@@ -206,13 +222,21 @@ def build_safety_report(month: PoolMonth) -> SafetyReport:
         lost_steps=sum(receipt.lost_steps for receipt in month.receipts),
         longest=max(returned, key=lambda receipt: (receipt.return_s or 0.0, receipt.id), default=None),
         days=_list_problem_days(month.receipts, short_days),
+        daily=_list_days(month, lent_gpu_s, short_days, until_s) if has_data else (),
     )
 
 
-def _get_lent_gpu_s(loan: Loan, month: PoolMonth, start_s: float, until_s: float) -> float:
-    assert loan.lent_at_s is not None
-    end_s = until_s if loan.is_live else min(until_s, loan.state_since_s)
-    return max(0.0, end_s - max(start_s, loan.lent_at_s)) * _get_gpus(loan, month)
+def _compute_lent_gpu_s(loans: Iterable[Loan], month: PoolMonth, until_s: float) -> Mapping[int, float]:
+    """Return the GPU-seconds of the loans in the month by day."""
+    lent = defaultdict[int, float](float)
+    for loan in loans:
+        assert loan.lent_at_s is not None
+        start_s = max(month.month.start_s, loan.lent_at_s)
+        end_s = until_s if loan.is_live else min(until_s, loan.state_since_s)
+        for day in range(int(start_s // DAY_S), math.ceil(end_s / DAY_S)):
+            covered_s = min(end_s, (day + 1) * DAY_S) - max(start_s, day * DAY_S)
+            lent[day] += covered_s * _get_gpus(loan, month)
+    return lent
 
 
 def _get_gpus(loan: Loan, month: PoolMonth) -> int:
@@ -224,8 +248,12 @@ def _measure_returns(returned: Sequence[RecallReceipt]) -> ReturnTimes | None:
         return None
     times_s = sorted(receipt.return_s or 0.0 for receipt in returned)
     p50_s, p95_s = (times_s[math.ceil(level * len(times_s)) - 1] for level in (0.5, 0.95))
-    ratios = [(receipt.return_s or 0.0) / max(1e-9, receipt.return_by_s - receipt.asked_at_s) for receipt in returned]
-    return ReturnTimes(p50_s, p95_s, times_s[-1], max(ratios))
+    return ReturnTimes(p50_s, p95_s, times_s[-1], max(map(_get_deadline_ratio, returned)))
+
+
+def _get_deadline_ratio(receipt: RecallReceipt) -> float:
+    """Return the share of its deadline that a return used."""
+    return (receipt.return_s or 0.0) / max(1e-9, receipt.return_by_s - receipt.asked_at_s)
 
 
 def _count_short_intervals(month: PoolMonth) -> tuple[tuple[ShortageDay, ...], int]:
@@ -280,6 +308,29 @@ def _list_problem_days(receipts: Iterable[RecallReceipt], short_days: Iterable[S
         ProblemDay(float(day * DAY_S), late[day], lost[day], short.get(day, 0), lost_gpu_s[day] / HOUR_S)
         for day in days
         if late[day] or lost[day] or short.get(day) or lost_gpu_s[day]
+    )
+
+
+def _list_days(
+    month: PoolMonth, lent_gpu_s: Mapping[int, float], short_days: Iterable[ShortageDay], until_s: float
+) -> tuple[LendingDay, ...]:
+    recalls, ratios = Counter[int](), defaultdict[int, float | None](lambda: None)
+    for receipt in month.receipts:
+        day = int(receipt.asked_at_s // DAY_S)
+        recalls[day] += 1
+        if receipt.return_s is not None:
+            ratios[day] = max(ratios[day] or 0.0, _get_deadline_ratio(receipt))
+    short = {day.day: day.short for day in short_days}
+    days = range(int(month.month.start_s // DAY_S), math.ceil(until_s / DAY_S))
+    return tuple(
+        LendingDay(
+            start_s=float(day * DAY_S),
+            lent_gpu_hours=lent_gpu_s.get(day, 0.0) / HOUR_S,
+            recalls=recalls[day],
+            deadline_ratio_max=ratios[day],
+            short_intervals=short.get(day, 0),
+        )
+        for day in days
     )
 
 

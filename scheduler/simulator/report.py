@@ -15,6 +15,7 @@ FloatArray = NDArray[np.floating[Any]]
 POINTS_MAX = 2_000
 CHART_POINTS_MAX = 400
 """Points of a series in a chart on a page."""
+QUANTILES_MAX = 100
 _QUANTILE_STEPS = 1_000
 _ROUND_LENGTHS_S = (1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21_600.0, 43_200.0)
 """Each divides the next one and the day, so that series of different lengths can be resampled to a common step."""
@@ -47,17 +48,19 @@ class PolicySeries:
     forecast_gpus: tuple[float, ...]
     jct_s: tuple[float, ...]
 
-    def to_chart(self) -> dict[str, Any]:
+    def to_chart(self, points_max: int = CHART_POINTS_MAX) -> dict[str, Any]:
         """Return the series as JSON values, as means over longer intervals, and quantiles of completion times."""
-        size = max(1, math.ceil(len(self.queued_jobs) / CHART_POINTS_MAX))
+        least_s = self.step_s * len(self.queued_jobs) / points_max
+        size = math.ceil(round_up_length(least_s) / self.step_s)
         names = ("queued_jobs", "training_usage_ratio", "inference_usage_ratio", "lent_nodes", "demand_gpus")
         return {
             "policy": self.policy,
             "step_s": self.step_s * size,
+            "submitting_s": self.submitting_s,
             "inference_gpus": self.inference_gpus,
             "inference_nodes": self.inference_nodes,
             **{name: _compute_group_means(getattr(self, name), size) for name in (*names, "forecast_gpus")},
-            "jct_s": [float(f"{value:.6g}") for value in _pick_evenly(self.jct_s, CHART_POINTS_MAX // 4)],
+            "jct_s": [float(f"{value:.6g}") for value in _pick_evenly(self.jct_s, QUANTILES_MAX)],
         }
 
 

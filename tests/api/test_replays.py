@@ -110,4 +110,5 @@ def test_series_follow_from_a_report_and_leave_it_unchanged(recorded: Authentica
     (shown,) = recorded.get(f"{path}/series")["series"]
     assert len(shown["queued_jobs"]) == len(shown["lent_nodes"]) <= CHART_POINTS_MAX
     assert set(shown["queued_jobs"]) == {0.5}
+    assert shown["submitting_s"] == 9
     assert shown["step_s"] * len(shown["queued_jobs"]) >= 60 * 1001

@@ -31,7 +31,7 @@ COUNT_ANNOUNCEMENTS = """() => {
 @pytest.fixture
 def plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsoleSite]:
     """A service without the chart library."""
-    monkeypatch.setattr(files, "_CHART_FILES", {"charts.js": tmp_path / "none.js"})
+    monkeypatch.setattr(files, "CHART_FILES", {"charts.js": tmp_path / "none.js"})
     load_console_files.cache_clear()
     site = small_site(tmp_path, hours=0.1)
     site.jobs = create_fleet(site)

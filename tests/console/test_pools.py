@@ -35,6 +35,23 @@ def test_a_pool_shows_its_explanation_promise_and_recalls(fleet: ConsoleSite, op
     expect(entry.get_by_role("region")).to_contain_text(receipt["jobs"][0]["job_id"])
 
 
+def test_lending_of_the_month_is_drawn_by_day_and_kept_up(fleet: ConsoleSite, opened: Opener) -> None:
+    fleet.demand("inference", 20.0)
+    fleet.ticks(12, every_s=100.0)  # full passes, and an interval of demand, whenever the clock starts
+    page = opened(f"{fleet.url}/#/pools/inference")
+    expect(page.get_by_role("region", name="Returns against their deadline").locator(".uplot")).to_be_visible()
+    lent = page.get_by_role("region", name="GPU-hours lent", exact=True).first
+    lent.get_by_text("Values as a table").click()
+    newest = lent.get_by_role("region", name="GPU-hours lent").locator("tbody tr").first
+    expect(newest).to_be_visible()
+    before = newest.inner_text()
+    bars = lent.get_by_role("button", name="Lent")
+    bars.press("Enter")
+    fleet.tick(after_s=600.0)
+    expect(newest).not_to_have_text(before)
+    expect(bars).to_have_attribute("aria-pressed", "false")
+
+
 def test_a_proposed_loan_is_vetoed_on_the_pools_page(fleet: ConsoleSite, opened: Opener) -> None:
     with fleet.client() as client:
         client.change_pool("inference", {"lending": {"notice_s": 600}})

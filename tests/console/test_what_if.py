@@ -46,7 +46,7 @@ def test_recorded_days_are_replayed_with_and_without_changes(site: ConsoleSite, 
         expect(report).to_contain_text("ebbtide, +1 nodes in training", timeout=120_000)
         expect(report).to_contain_text("ebbtide, no change")
         expect(page.get_by_role("region", name="Pending jobs").locator(".uplot")).to_be_visible()
-        expect(page.get_by_role("region", name="Completion time, by share of jobs")).to_be_visible()
+        expect(page.get_by_role("region", name="Completion times", exact=True)).to_be_visible()
     finally:
         stop.set()
         playing.join()

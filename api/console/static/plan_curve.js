@@ -1,9 +1,9 @@
 // Scaling curve of a plan request: plans solved one by one, drawn as they arrive.
 
 import { post, Problem } from "./api.js";
-import { card, el, put, table } from "./dom.js";
-import { count, duration, figure, gpus, percent } from "./format.js";
-import { devicesOf } from "./plan_words.js";
+import { card, el, put } from "./dom.js";
+import { gpus } from "./format.js";
+import { curveChart, planTable } from "./plan_curve_chart.js";
 import { chart } from "./plotting.js";
 
 const BUSY_MS = 1200;
@@ -42,11 +42,7 @@ export async function scalingCurve(question, points, wanted, place, signal) {
   const status = el("p", { class: "small muted", role: "status" });
   const rows = el("div", {});
   put(place, card(["Scaling curve", status], body, rows));
-  const series = [
-    { label: "Throughput", colour: "training", points: true },
-    { label: "Linear scaling", colour: "muted", dash: [4, 4], width: 1 },
-  ];
-  const drawn = chart(body, { label: "Throughput by GPUs", xs: "GPUs", unit: "samples/s", series }, signal);
+  const drawn = chart(body, curveChart([]).spec, signal);
   for (const [at, number] of wanted.entries()) {
     status.textContent = `solving ${gpus(number)}, ${at + 1} of ${wanted.length}`;
     if (!points.has(number)) points.set(number, await solvedPoint({ ...question, gpus: number }, signal));
@@ -55,27 +51,8 @@ export async function scalingCurve(question, points, wanted, place, signal) {
   status.textContent = `up to ${gpus(wanted.at(-1))}`;
 }
 
-function draw(points, drawn, rows) {
-  const sorted = [...points].sort((a, b) => a[0] - b[0]);
-  const feasible = sorted.filter(([, plan]) => !plan.infeasible);
-  const [first] = feasible;
-  const one = first ? first[1].samples_per_s / first[0] : 0;
-  const numbers = feasible.map(([number]) => number);
-  drawn.update([numbers, feasible.map(([, plan]) => plan.samples_per_s), numbers.map((number) => number * one)]);
-  const lines = sorted.map(([number, plan]) => {
-    if (plan.infeasible) return [count(number), el("span", { class: "muted" }, plan.infeasible), "–", "–", "–"];
-    const { iteration_time_s: stepS, samples_per_s: speed } = plan;
-    return [count(number), shapeWords(plan), duration(stepS), figure(speed), percent(speed / (number * one))];
-  });
-  const columns = [["GPUs"], ["Plan"], ["Step", true], ["Samples/s", true], ["Efficiency", true]];
-  put(rows, table("Plans by GPUs", columns, lines));
-}
-
-/** Formats the degrees of a plan's first layers: pipeline ×2, data ×8. */
-export function shapeWords(plan) {
-  const [{ tp, dp, ulysses, ring }] = plan.stages[0].strategies;
-  const stages = devicesOf(plan).length;
-  const degrees = [["pipeline", stages], ["tensor", tp], ["sequence", ulysses * ring], ["data", dp]];
-  const words = degrees.filter(([, degree]) => degree > 1).map(([name, degree]) => `${name} ×${degree}`);
-  return words.join(", ") || "one GPU";
+function draw(solvedPlans, drawn, rows) {
+  const points = [...solvedPlans].sort((a, b) => a[0] - b[0]).map(([number, plan]) => ({ ...plan, gpus: number }));
+  drawn.update(curveChart(points).data);
+  put(rows, planTable(points));
 }

@@ -13,6 +13,15 @@ export function strategyWords(strategy) {
   return [...(known.length ? known : ["one GPU"]), ...more.filter(Boolean)].join(", ");
 }
 
+/** Formats the degrees of a plan's first layers: pipeline ×2, data ×8. */
+export function shapeWords(plan) {
+  const [{ tp, dp, ulysses, ring }] = plan.stages[0].strategies;
+  const stages = devicesOf(plan).length;
+  const degrees = [["pipeline", stages], ["tensor", tp], ["sequence", ulysses * ring], ["data", dp]];
+  const words = degrees.filter(([, degree]) => degree > 1).map(([name, degree]) => `${name} ×${degree}`);
+  return words.join(", ") || "one GPU";
+}
+
 /** Groups stages by device. With interleaving, each device has several chunks of layers. */
 export function devicesOf(plan) {
   const devices = Math.max(1, plan.stages.length / plan.schedule.interleave);

@@ -39,3 +39,13 @@ function put(theme) {
   document.documentElement.dataset.theme = theme;
   followers.forEach((redraw) => redraw());
 }
+
+/** Follows the system's theme, and prints in the light one. For pages without a theme button. */
+export function followSystem() {
+  const print = matchMedia("print");
+  const update = () => put(system.matches && !print.matches ? "dark" : "light");
+  for (const query of [system, print]) query.addEventListener("change", update);
+  addEventListener("beforeprint", () => put("light"));
+  addEventListener("afterprint", update);
+  update();
+}

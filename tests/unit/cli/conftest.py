@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from functools import partial
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp
 from typer.testing import CliRunner, Result
 
 from api.app import create_app
+from api.console_assets import CHART_FILES
 from ebbtide.client import Client
 from scheduler.domain.commands import Command
 from scheduler.domain.tick_report import TickReport
@@ -30,7 +32,33 @@ from scheduler.store.memory_store import MemoryStore
 from tests.memory_run_log import MemoryRunLog
 
 Run = Callable[..., Result]
+needs_charts = pytest.mark.skipif(
+    not all(path.is_file() for path in CHART_FILES.values()), reason="no node_modules: run `npm ci` in api/console"
+)
 START_S = 1_790_000_000.0
+
+
+class Page(HTMLParser):
+    """A report page: the addresses that it loads, and its texts. All its tags are balanced."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(html)
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag != "meta":
+            self._open.append(tag)
+        self.loaded += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
 
 
 class InProcessService:

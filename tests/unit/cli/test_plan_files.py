@@ -13,6 +13,7 @@ from typer.testing import Result
 
 from scheduler.domain.parallel_plan import plan_from_json
 from tests.builders_galvatron import INFEASIBLE, SOLVED
+from tests.unit.cli.conftest import needs_charts
 
 Run = Callable[..., Result]
 GPT2 = ("plan", "--model", "gpt2", "--global-batch", "4")
@@ -217,7 +218,9 @@ def test_missing_highspy_names_the_extra_to_install(run: Run, monkeypatch: pytes
     assert "pip install 'ebbtide-server[milp]'" in result.stderr
 
 
-@pytest.mark.parametrize(("form", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+@pytest.mark.parametrize(
+    ("form", "begins"), [("png", b"\x89PNG"), ("svg", b"<?xml"), pytest.param("html", b"<!doctype", marks=needs_charts)]
+)
 def test_curve_chart_is_saved(run: Run, tmp_path: Path, form: str, begins: bytes) -> None:
     file = tmp_path / f"curve.{form}"
     result = run(*GPT2, "--gpus", "4:6", "--gpu", "l40s", "--plot", str(file))

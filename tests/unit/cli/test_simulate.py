@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from html.parser import HTMLParser
+import re
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from typer.testing import Result
 
+from api.console_assets import MissingChartLibraryError
 from cli.simulation.comparison_table import METRICS
+from cli.simulation.report import render_page
 from scheduler.domain.gpu_sets import FreeGpus, Gpus
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import ENTRY_POINTS, PolicySet
+from tests.builders_simulation import build_policy_series
+from tests.unit.cli.conftest import Page, Run, needs_charts
 
-Run = Callable[..., Result]
 FILES = ("simulate", "--jobs", "jobs.csv", "--cluster", "cluster.yaml", "--processes", "1")
 SIMULATE = (*FILES, "--demand", "demand.csv", "--seed", "3")
 CLUSTER = """
@@ -121,28 +123,7 @@ def test_demand_is_required_with_inference_pools_only(run: Run) -> None:
     assert "demand" in refused.stderr
 
 
-class Page(HTMLParser):
-    """Parser of a report page: image sources, texts and unclosed elements."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.sources: list[str] = []
-        self.texts: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-
-
+@needs_charts
 def test_report_folder_has_json_markdown_charts_and_a_self_contained_page(run: Run) -> None:
     Path("demand.csv").write_text("time_s,pool,gpus\n0,inference,0\n")
     words = ("--policy", "fifo,ebbtide", "--forecast", "oracle", "--report", "out/first", "-o", "json")
@@ -156,12 +137,48 @@ def test_report_folder_has_json_markdown_charts_and_a_self_contained_page(run: R
     assert pictures == ["completion", "lending", "queue", "usage"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))
     page = Page((folder / "report.html").read_text())
-    assert page.open == []
-    assert [source[:26] for source in page.sources] == 4 * ["data:image/svg+xml;base64,"]
+    assert page.loaded == []
+    assert read_chart_policies(folder) == ["fifo", "ebbtide"]
     pools = "training 1 × 4 a100-80g + inference 1 × 4 a100-80g"
     assert f"8 jobs of jobs.csv, demand.csv on {pools}; forecast oracle; seed 3" in page.texts
 
 
+def read_chart_policies(folder: Path) -> list[str]:
+    """Return the policy sets whose series the page embeds."""
+    found = re.search(r'id="data">(.+?)</script>', (folder / "report.html").read_text())
+    assert found is not None
+    return [series["policy"] for series in json.loads(found[1])["data"]["series"]]
+
+
+@needs_charts
+def test_page_of_long_runs_stays_small(run: Run) -> None:
+    document = json.loads(run(*SIMULATE, "-o", "json").stdout)
+    series = [build_policy_series(f"policy-{number}", 2000) for number in range(7)]
+    for shown in (series[:1], series):
+        assert len(render_page(document, "", shown).encode()) < 400_000
+
+
+def test_missing_chart_library_is_reported_before_simulating(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> None:
+        raise MissingChartLibraryError
+
+    monkeypatch.setattr("cli.report_page.load_report_assets", load)
+    result = run("simulate", "--jobs", "none.csv", "--cluster", "none.yaml", "--report", "out")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "npm ci" in result.stderr
+    assert not Path("out").exists()
+
+
+@needs_charts
+def test_report_without_matplotlib_has_no_pictures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.simulation.charts.find_spec", lambda _: None)
+    result = run(*SIMULATE, "--policy", "fifo", "--report", "out")
+    assert result.exit_code == 0
+    assert "pip install 'ebbtide-server[plot]'" in result.stderr
+    assert sorted(path.name for path in Path("out").iterdir()) == ["report.html", "report.json", "report.md"]
+
+
+@needs_charts
 def test_report_states_repeated_demand_and_the_lower_bound(run: Run) -> None:
     Path("jobs.csv").write_text("job_id,submit_time_s,duration_s,gpus\na,0,600,1\nb,3600,600,1\n")
     run(*SIMULATE, "--policy", "fifo,sjf,ebbtide", "--report", "out")
@@ -170,6 +187,7 @@ def test_report_states_repeated_demand_and_the_lower_bound(run: Run) -> None:
     assert text.count("The lower bound of this trace") == 1
 
 
+@needs_charts
 def test_report_of_a_sweep_without_lending(run: Run) -> None:
     Path("out").mkdir()
     (Path("out") / "lending.png").write_text("of an earlier report")
@@ -182,6 +200,7 @@ def test_report_of_a_sweep_without_lending(run: Run) -> None:
     assert " ± " in (Path("out") / "report.md").read_text()
 
 
+@needs_charts
 def test_unwritable_report_folder_is_rejected_before_simulating(run: Run) -> None:
     Path("out").write_text("a file")
     result = run("simulate", "--jobs", "none.csv", "--cluster", "none.yaml", "--report", "out")
@@ -212,6 +231,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler.scheduling.policy_sets.find_entry_points", lambda: points)
 
 
+@needs_charts
 def test_policy_with_illegal_decisions_is_named(run: Run, own: None) -> None:
     result = run(*SIMULATE, "--policy", "fifo,mine", "--report", "out", "-o", "json")
     assert result.exit_code == 0
@@ -221,6 +241,7 @@ def test_policy_with_illegal_decisions_is_named(run: Run, own: None) -> None:
     assert "mine: " in (Path("out") / "report.html").read_text()
 
 
+@needs_charts
 def test_policy_that_raises_is_named_and_no_report_is_written(run: Run, own: None) -> None:
     result = run(*SIMULATE, "--policy", "fifo,fails", "--report", "out", "-o", "json")
     assert (result.exit_code, result.stdout) == (1, "")

@@ -94,6 +94,18 @@ def test_late_return_breaks_the_promise_and_is_a_problem_of_its_day() -> None:
     assert days == [(START_S + 2 * DAY_S, 1, 0, 2.0), (START_S + 3 * DAY_S, 0, 1, 0.0)]
 
 
+def test_every_day_so_far_has_its_loans_recalls_and_short_intervals() -> None:
+    loan = Loan("a", "i0", "serve", LoanState.RETURNED, 0, START_S + DAY_S + 7200, lent_at_s=START_S - 3600, gpus=8)
+    receipts = [a_receipt(1, at_s=5.0, took_s=60.0), a_receipt(2, at_s=9.0, took_s=240.0)]
+    record = ShortageRecord((ShortageDay(int(START_S // DAY_S) + 1, 288, 3),))
+    report = build_safety_report(a_month(loans=[loan], receipts=receipts, record=record, now_s=START_S + 2.5 * DAY_S))
+    days = [(day.lent_gpu_hours, day.recalls, day.deadline_ratio_max, day.short_intervals) for day in report.daily]
+    assert days == [(192.0, 2, 0.8, 0), (16.0, 0, None, 3), (0.0, 0, None, 0)]
+    assert [day.start_s for day in report.daily] == [START_S + DAY_S * number for number in range(3)]
+    assert sum(day.lent_gpu_hours for day in report.daily) == report.lent_gpu_hours
+    assert build_safety_report(a_month()).daily == ()
+
+
 @pytest.mark.parametrize(
     ("target", "short", "verdict"),
     [(0.01, 2, Verdict.KEPT), (0.01, 3, Verdict.BROKEN), (None, 288, Verdict.KEPT)],

@@ -6,10 +6,10 @@ import { problemNote } from "../dialogs.js";
 import { card, copyButton, el, empty, put, table } from "../dom.js";
 import { clearRefusals, field, nameLists, showRefusals, values } from "../forms.js";
 import { bytes, count, duration, figure, gpus, percent } from "../format.js";
-import { scalingCurve, shapeWords, solved, solvedPoint } from "../plan_curve.js";
+import { scalingCurve, solved, solvedPoint } from "../plan_curve.js";
 import { planDrawing } from "../plan_drawing.js";
 import { counts, MODELS_MAX, parseSlices, requestOf, slicesText } from "../plan_shape.js";
-import { planText } from "../plan_words.js";
+import { planText, shapeWords } from "../plan_words.js";
 import { pipelineDrawing } from "../pipeline_drawing.js";
 
 const ALTERNATIVES = 4;

@@ -2,12 +2,14 @@
 
 import { get } from "../api.js";
 import { CapacityTimeline } from "../capacity_timeline.js";
+import { ChartCards } from "../chart_cards.js";
 import { el, figureOf, put } from "../dom.js";
 import { count, duration, figure, gpus, percent, plural } from "../format.js";
 import { keepUp } from "../live.js";
 import { PageFrame } from "../page_frame.js";
 import { lacksRole, whoAmI } from "../permissions.js";
 import { poolActions } from "../pool_actions.js";
+import { safetyCharts } from "../safety_charts.js";
 import * as parts from "./pool_parts.js";
 
 const LOANS = 200;
@@ -31,6 +33,7 @@ class PoolPage {
     this.frame = new PageFrame(root, `Pool ${name}`, { back: { href: "#/pools", name: "Pools" } });
     this.figures = el("div");
     this.timeline = null;
+    this.month = new ChartCards(signal);
   }
 
   async refresh() {
@@ -87,8 +90,10 @@ class PoolPage {
       recalls: frame.section("Recalls", recalls, () => parts.recallTable(recalls)),
       size: frame.section("Size", pool, () => parts.sizeFacts(pool)),
     };
+    this.month.update(safetyCharts(report));
     frame.fill(() => [this.figures, el("div", { class: "columns" },
-      el("div", { class: "stack" }, cards.proposals, cards.why, this.timeline.place, cards.serving, cards.recalls),
+      el("div", { class: "stack" }, cards.proposals, cards.why, this.timeline.place, cards.serving, this.month.place,
+        cards.recalls),
       el("div", { class: "stack" }, cards.shadow, cards.promise, cards.wayBack, cards.policy, cards.calendar,
         cards.source, cards.size))]);
     await this.timeline.refresh(overview.now_s);

@@ -1,13 +1,14 @@
 // Simulation page: state, progress, report and charts of one simulation, or of two side by side (`?with=`).
 
 import { get } from "../api.js";
+import { ChartCards } from "../chart_cards.js";
 import { problemNote } from "../dialogs.js";
 import { badge, card, el, facts, put, table } from "../dom.js";
 import { count, duration, figure, percent, plural } from "../format.js";
 import { actionButton } from "../actions.js";
 import { keepUp } from "../live.js";
+import { simulationCharts } from "../simulation_charts.js";
 import { when } from "../times.js";
-import { simulationCharts } from "./simulation_charts.js";
 import { progress } from "./simulations.js";
 
 /** @type {[string, (report: any) => string][]} */
@@ -40,6 +41,7 @@ export async function show(root, { params: [id], query, signal }) {
   const names = ["state", "report", "charts", "refused", "actions"];
   const places = Object.fromEntries(names.map((name) => [name, el("div")]));
   places.actions.className = "row";
+  places.charts.className = "halves";
   const options = { refused: places.refused, acted: () => again() };
   let isReported = false;
   let wasLive = null;
@@ -83,7 +85,7 @@ async function report(simulations, paths, places, signal) {
   const runs = charts.flatMap(({ series }, at) => {
     return series.map((each) => ({ label: nameOf(each.policy, at), series: each }));
   });
-  if (runs.length) put(places.charts, simulationCharts(runs, signal));
+  if (runs.length) new ChartCards(signal, places.charts).update(simulationCharts(runs));
 }
 
 function standing(simulation) {

@@ -100,6 +100,7 @@ from ebbtide.client.views.jobs import (
 )
 from ebbtide.client.views.lending import (
     LeavingJobView,
+    LendingDayView,
     LoanView,
     ProblemDayView,
     RecallChoiceView,
@@ -196,6 +197,7 @@ __all__ = [
     "KnownEventView",
     "KubernetesSecretView",
     "LeavingJobView",
+    "LendingDayView",
     "LendingPolicyView",
     "LendingSwitchView",
     "LentNodeView",

@@ -68,6 +68,16 @@ class LoanView(TypedDict):
     state_since_s: float
 
 
+class LendingDayView(TypedDict):
+    """A day (UTC) of lending. Recalls count on the day on which they were made."""
+
+    deadline_ratio_max: float | None
+    lent_gpu_hours: float
+    recalls: int
+    short_intervals: int
+    start_s: float
+
+
 class ProblemDayView(TypedDict):
     """A day (UTC) with a problem."""
 
@@ -90,6 +100,7 @@ class ReturnTimesView(TypedDict):
 class SafetyReportView(TypedDict):
     """Effects of lending on an inference pool in one month."""
 
+    daily: list[LendingDayView]
     days: list[ProblemDayView]
     from_s: float
     intervals: int

@@ -18,6 +18,7 @@ class SimulationSeriesView(TypedDict):
     policy: str
     queued_jobs: list[float]
     step_s: float
+    submitting_s: float
     training_usage_ratio: list[float]
 
 
