@@ -54,3 +54,13 @@ def test_short_recording_is_refused(days: int) -> None:
     times_s, gpus = make_days(days)
     with pytest.raises(ValueError, match="demand"):
         run_backtest(times_s, gpus, horizon_s=HOUR_S)
+
+
+@pytest.mark.parametrize("level", [0.4, 1.6])
+def test_days_after_a_holiday_are_forecast_as_well_as_before_it(level: float) -> None:
+    times_s, gpus = make_days(40, noise=0.05, step_s=1_800.0)
+    usual = run_backtest(times_s, gpus, horizon_s=HOUR_S)
+    gpus[29 * 48 : 30 * 48] *= level
+    after = run_backtest(times_s, gpus, horizon_s=HOUR_S)
+    assert score(after).loss < 1.15 * score(usual).loss
+    assert score(after).coverage[1] >= 0.995
