@@ -171,6 +171,7 @@ def build_retention(
         HistoryLog.CAPACITY_HOURS: settings.capacity_kept_days,
         HistoryLog.CHECKPOINTS: CHECKPOINT_DAYS,
         HistoryLog.HOURLY_CHECKPOINTS: settings.checkpoints_kept_days,
+        HistoryLog.FLEET_CHANGES: settings.checkpoints_kept_days,
     }
     rows_s = {log: DAY_S * kept_days for log, kept_days in days.items() if kept_days}
     if HistoryLog.READINGS in rows_s:

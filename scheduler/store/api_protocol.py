@@ -144,6 +144,7 @@ class HistoryLog(StrEnum):
     CAPACITY_HOURS = "capacity_hours"
     CHECKPOINTS = "checkpoints"
     HOURLY_CHECKPOINTS = "hourly_checkpoints"
+    FLEET_CHANGES = "fleet_changes"
 
 
 @dataclass(frozen=True, slots=True)

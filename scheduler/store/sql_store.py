@@ -36,7 +36,7 @@ from scheduler.store.protocol import Commit, Lease, LoadedState, Page, StoredDec
 from scheduler.store.schema_migration import require_current_revision
 from scheduler.store.sql_allocations import SqlAllocationHistory, write_span_changes
 from scheduler.store.sql_api_tables import CHAIN_OPTION, SqlAuditLog, SqlIdempotencyKeys
-from scheduler.store.sql_capacity_history import SqlCapacityHistory, add_capacity_bins
+from scheduler.store.sql_capacity_history import SqlCapacityHistory, write_capacity
 from scheduler.store.sql_credentials import SqlAccountStore, SqlTokenStore
 from scheduler.store.sql_history import ENDED_JOBS, ENDED_LOANS, EVENTS
 from scheduler.store.sql_inbox import INBOX
@@ -142,7 +142,7 @@ class SqlStore:
                 insert_rows(connection, table, rows)
             write_span_changes(connection, commit)
             sql_history.add_usage_entries(connection, commit.usage)
-            add_capacity_bins(connection, commit.capacity)
+            write_capacity(connection, commit)
             sql_history.upsert_samples(connection, commit.samples)
             if generation % self._tombstone_generations == 0:
                 sql_state.delete_tombstones(connection, up_to_generation=generation - self._tombstone_generations)
