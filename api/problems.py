@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from fastapi import Request
+from fastapi import Query, Request
 from pydantic import Field
 from typing_extensions import TypedDict
 
@@ -15,10 +15,13 @@ from api.http.dependencies import ContextDep, ServiceDep, create_router
 from api.identity.authorization import VIEWER, Visibility, requires
 from api.identity.principals import Principal, Role
 from api.problem_cache import ProblemCache
-from scheduler.domain.problems import MEANINGS, Problem, ProblemCode, Severity, SubjectKind
+from api.state import RequestContext
+from scheduler.domain.problems import MEANINGS, Problem, ProblemCode, ProblemEpisode, Severity, SubjectKind
+from scheduler.scheduling.problems.episodes import SETTLE_S
 
 RUNBOOK = "/docs/runbook"
 LISTED_PER_CODE_MAX = 100
+RESOLVED_MAX = 1000
 
 
 class ProblemView(TypedDict):
@@ -51,6 +54,38 @@ class ProblemView(TypedDict):
     runbook: Annotated[str, Field(description="Path of the section of the runbook about this code.")]
 
 
+class ResolvedProblemView(TypedDict):
+    """A problem that has ended, as the leading controller recorded it."""
+
+    id: Annotated[str, Field(description="Unique label.")]
+    code: Annotated[ProblemCode, Field(description="Kind of the problem, one word for comparison.")]
+    severity: Annotated[Severity, Field(description="Its severity when it was at its worst.")]
+    kind: Annotated[
+        SubjectKind,
+        Field(description="Whether the subject is a job, node, pool, queue, machine or webhook, or the service."),
+    ]
+    subject: Annotated[
+        str,
+        Field(description="Id of the job or webhook, or name of the pool, node, machine or queue. Empty: the service."),
+    ]
+    pool: Annotated[
+        str, Field(description="Pool whose GPUs it concerned. Empty: a job, a queue, a webhook or the whole service.")
+    ]
+    cause: Annotated[str, Field(description="The problem as one sentence, from when it was at its worst.")]
+    begin_s: Annotated[float, Field(description="When it began, in seconds since 1970 (UTC).")]
+    end_s: Annotated[float, Field(description="When it last ended, in seconds since 1970 (UTC).")]
+    duration_s: Annotated[float, Field(description="Seconds from its begin to its end.")]
+    times: Annotated[
+        int, Field(description=f"How often it was present in this time. Absences below {SETTLE_S:.0f} s are no end.")
+    ]
+    ending: Annotated[str, Field(description="Event or state that ended it, as one sentence.")]
+    settled: Annotated[
+        bool, Field(description="Whether a return would be another problem. False: it has ended moments ago.")
+    ]
+    meaning: Annotated[str, Field(description="Explanation of the code, for any subject.")]
+    runbook: Annotated[str, Field(description="Path of the section of the runbook about this code.")]
+
+
 class ProblemsView(TypedDict):
     """Problems that the caller may see. A healthy fleet has none."""
 
@@ -63,6 +98,10 @@ class ProblemsView(TypedDict):
     items: Annotated[
         list[ProblemView],
         Field(description=f"Problems, the most severe first; at most {LISTED_PER_CODE_MAX} of each code."),
+    ]
+    resolved: Annotated[
+        list[ResolvedProblemView],
+        Field(description=f"Problems that ended since `resolved_since_s`, at most {RESOLVED_MAX}, the latest first."),
     ]
 
 
@@ -88,7 +127,31 @@ def problem_view(problem: Problem) -> ProblemView:
     }
 
 
-def _select_visible(problems: Iterable[Problem], principal: Principal, visibility: Visibility) -> Iterator[Problem]:
+def resolved_problem_view(episode: ProblemEpisode) -> ResolvedProblemView:
+    assert episode.end_s is not None, "a problem that is present is not resolved"
+    return {
+        "id": episode.id,
+        "code": episode.code,
+        "severity": episode.severity,
+        "kind": episode.kind,
+        "subject": episode.subject,
+        "pool": episode.pool,
+        "cause": episode.cause,
+        "begin_s": episode.begin_s,
+        "end_s": episode.end_s,
+        "duration_s": episode.end_s - episode.begin_s,
+        "times": episode.times,
+        "ending": episode.ending,
+        "settled": episode.is_closed,
+        "meaning": MEANINGS[episode.code],
+        "runbook": f"{RUNBOOK}#{episode.code.lower()}",
+    }
+
+
+Visible = TypeVar("Visible", Problem, ProblemEpisode)
+
+
+def _select_visible(problems: Iterable[Visible], principal: Principal, visibility: Visibility) -> Iterator[Visible]:
     """Yield the problems that a caller may see.
 
     Problems of jobs and queues are for readers of the queue, and those of webhooks for its admins. Nodes, pools,
@@ -118,7 +181,19 @@ router = create_router("fleet")
 
 @router.get("/problems")
 @requires(VIEWER)
-def list_problems(context: ContextDep, service: ServiceDep, request: Request) -> ProblemsView:
+def list_problems(
+    context: ContextDep,
+    service: ServiceDep,
+    request: Request,
+    resolved_since_s: Annotated[
+        float | None,
+        Query(
+            ge=0,
+            allow_inf_nan=False,
+            description="Also list problems that ended since then, in seconds since 1970 (UTC). Default: none.",
+        ),
+    ] = None,
+) -> ProblemsView:
     """List what is wrong now, each problem with its cause and what helps. The state may be slightly older than the
     newest."""
     cache = request.app.state.problems
@@ -126,14 +201,22 @@ def list_problems(context: ContextDep, service: ServiceDep, request: Request) ->
     found = cache.read(service, context.committed, context.now_s)
     visible = list(_select_visible(found.problems, context.principal, context.visibility))
     severities = Counter(problem.severity for problem in visible)
+    ended = () if resolved_since_s is None else _list_resolved(context, resolved_since_s)
     view: ProblemsView = {
         "generation": found.generation,
         "as_of_s": found.at_s,
         "counts": dict(Counter(problem.code.value for problem in visible)),
         "severities": {severity.value: severities[severity] for severity in Severity},
         "items": [problem_view(problem) for problem in _limit_per_code(visible)],
+        "resolved": [],
     }
-    return context.redact(view)
+    resolved = context.visibility.redact_all([resolved_problem_view(episode) for episode in ended])
+    return {**context.redact(view), "resolved": resolved}
+
+
+def _list_resolved(context: RequestContext, since_s: float) -> Iterator[ProblemEpisode]:
+    ended = context.store.problems.list_ended(since_s=since_s, limit=RESOLVED_MAX)
+    return _select_visible(ended, context.principal, context.visibility)
 
 
 @router.get("/alert-rules")

@@ -32,6 +32,7 @@ from scheduler.runtime.demand_forecasts import DemandForecaster
 from scheduler.runtime.departed_machines import DepartedMachines
 from scheduler.runtime.fleet_hardware import FleetHardwareLoader
 from scheduler.runtime.fleet_history import FleetHistory
+from scheduler.runtime.problem_recorder import ProblemRecorder
 from scheduler.runtime.process_pool import ProcessPool
 from scheduler.runtime.reconciler import StageHook, ignore_stage
 from scheduler.runtime.retention import DAY_S, Retention, RetentionPeriods
@@ -158,6 +159,7 @@ def build_retention(
         HistoryLog.EVENTS: settings.events_kept_days,
         HistoryLog.DECISIONS: settings.events_kept_days,
         HistoryLog.ALLOCATIONS: settings.events_kept_days,
+        HistoryLog.PROBLEMS: settings.events_kept_days,
         HistoryLog.AUDIT: settings.audit_kept_days,
         HistoryLog.COMMANDS: settings.commands_kept_days,
         HistoryLog.DELIVERIES: settings.deliveries_kept_days,
@@ -212,9 +214,13 @@ def run_controller(settings: Settings, build: BuildController = build_controller
             store, clock=RealClock(), epoch=lambda: controller.epoch, silence_s=settings.temporary_machine_s
         )
         history = FleetHistory(store, clock=RealClock(), epoch=lambda: controller.epoch, season_s=settings.season_s)
+        problems = ProblemRecorder(
+            store, clock=RealClock(), epoch=lambda: controller.epoch, policies=build_policies(settings)
+        )
         with (
             run_in_background(retention.run, stop, name="retention"),
             run_in_background(history.run, stop, name="fleet-history"),
+            run_in_background(problems.run, stop, name="problem-recorder"),
             run_in_background(departed.run, stop, name="departed-machines"),
         ):
             controller.run(stop)

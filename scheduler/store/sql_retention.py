@@ -44,6 +44,7 @@ from scheduler.store.sql_capacity_history import CAPACITY_BINS, FLEET_CHANGES, F
 from scheduler.store.sql_history import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, JOB_SAMPLES, READINGS, USAGE
 from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_lending_history import RECALL_RECEIPTS
+from scheduler.store.sql_problems import PROBLEM_EPISODES
 from scheduler.store.sql_webhooks import DELIVERIES
 
 
@@ -86,6 +87,7 @@ _SHARED_TABLES: dict[HistoryLog, tuple[Table[Any], Column[Any], ColumnElement[bo
         FLEET_CHECKPOINTS, FLEET_CHECKPOINTS.c.at_s, FLEET_CHECKPOINTS.c.is_hourly.is_(True)
     ),
     HistoryLog.FLEET_CHANGES: (FLEET_CHANGES, FLEET_CHANGES.c.at_s, true()),
+    HistoryLog.PROBLEMS: (PROBLEM_EPISODES, PROBLEM_EPISODES.c.end_s, PROBLEM_EPISODES.c.is_closed),
 }  # fmt: skip
 """Tables without row numbers: the column of their time, and the condition of the log's rows."""
 _END_FIELD = "state_since_s"
@@ -178,7 +180,7 @@ class SqlRetention:
             return DeletedBatch(0, is_complete=True)
         with transaction(self._engine) as connection:
             sql_state.fence(connection, epoch)
-            rows = connection.execute(delete(table).where(is_old, at_s <= found[-1].at_s)).rowcount
+            rows = connection.execute(delete(table).where(is_old, at_s <= found[-1][0])).rowcount
             _advance_mark(connection, log, up_to=0, up_to_s=before_s, rows=rows)
         return DeletedBatch(rows, is_complete=len(found) < rows_max)
 

@@ -42,6 +42,7 @@ from scheduler.store.sql_history import ENDED_JOBS, ENDED_LOANS, EVENTS
 from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_lending_history import SqlLendingHistory, build_receipt_rows
 from scheduler.store.sql_newest_history import SqlNewestHistory
+from scheduler.store.sql_problems import SqlProblemHistory
 from scheduler.store.sql_retention import SqlRetention
 from scheduler.store.sql_run_log import SqlRunLog
 from scheduler.store.sql_secrets import SqlSecrets
@@ -96,6 +97,7 @@ class SqlStore:
         self.lending = SqlLendingHistory(self._autocommit_engine)
         self.allocations = SqlAllocationHistory(self._autocommit_engine)
         self.capacity = SqlCapacityHistory(self._engine)
+        self.problems = SqlProblemHistory(self._engine)
         self.newest = SqlNewestHistory(self._autocommit_engine)
         self._command_writer = sql_inbox.CommandWriter(self._engine)
         self._ended_job_queues: dict[str, str] = {}

@@ -264,6 +264,26 @@ class ProblemView(TypedDict):
     subject: str
 
 
+class ResolvedProblemView(TypedDict):
+    """A problem that has ended, as the leading controller recorded it."""
+
+    begin_s: float
+    cause: str
+    code: str
+    duration_s: float
+    end_s: float
+    ending: str
+    id: str
+    kind: str
+    meaning: str
+    pool: str
+    runbook: str
+    settled: bool
+    severity: str
+    subject: str
+    times: int
+
+
 class ProblemsView(TypedDict):
     """Problems that the caller may see. A healthy fleet has none."""
 
@@ -271,6 +291,7 @@ class ProblemsView(TypedDict):
     counts: dict[str, int]
     generation: int
     items: list[ProblemView]
+    resolved: list[ResolvedProblemView]
     severities: dict[str, int]
 
 
