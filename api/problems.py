@@ -17,7 +17,7 @@ from api.identity.principals import Principal, Role
 from api.problem_cache import ProblemCache
 from api.state import RequestContext
 from scheduler.domain.problems import MEANINGS, Problem, ProblemCode, ProblemEpisode, Severity, SubjectKind
-from scheduler.scheduling.problems.episodes import SETTLE_S
+from scheduler.scheduling.problems.episodes import SETTLE_S, find_pool_of
 
 RUNBOOK = "/docs/runbook"
 LISTED_PER_CODE_MAX = 100
@@ -42,6 +42,9 @@ class ProblemView(TypedDict):
     subject: Annotated[
         str,
         Field(description="Id of the job or webhook, or name of the pool, node, machine or queue. Empty: the service."),
+    ]
+    pool: Annotated[
+        str, Field(description="Pool whose GPUs it concerns. Empty: a job, a queue, a webhook or the whole service.")
     ]
     cause: Annotated[str, Field(description="The problem as one sentence with the figures in `numbers`.")]
     numbers: Annotated[dict[str, float], Field(description="Figures in `cause`, by name.")]
@@ -111,12 +114,13 @@ class AlertRulesView(TypedDict):
     items: Annotated[list[AlertRuleView], Field(description="The rules, the most severe first.")]
 
 
-def problem_view(problem: Problem) -> ProblemView:
+def problem_view(problem: Problem, pool: str) -> ProblemView:
     return {
         "code": problem.code,
         "severity": problem.severity,
         "kind": problem.kind,
         "subject": problem.subject,
+        "pool": pool,
         "cause": problem.cause,
         "numbers": dict(problem.numbers),
         "advice": problem.advice,
@@ -201,13 +205,17 @@ def list_problems(
     found = cache.read(service, context.committed, context.now_s)
     visible = list(_select_visible(found.problems, context.principal, context.visibility))
     severities = Counter(problem.severity for problem in visible)
+    machines = service.store.machines.list_machines()
     ended = () if resolved_since_s is None else _list_resolved(context, resolved_since_s)
     view: ProblemsView = {
         "generation": found.generation,
         "as_of_s": found.at_s,
         "counts": dict(Counter(problem.code.value for problem in visible)),
         "severities": {severity.value: severities[severity] for severity in Severity},
-        "items": [problem_view(problem) for problem in _limit_per_code(visible)],
+        "items": [
+            problem_view(problem, find_pool_of(problem, context.committed, machines))
+            for problem in _limit_per_code(visible)
+        ],
         "resolved": [],
     }
     resolved = context.visibility.redact_all([resolved_problem_view(episode) for episode in ended])

@@ -258,6 +258,7 @@ class ProblemView(TypedDict):
     kind: str
     meaning: str
     numbers: dict[str, float]
+    pool: str
     runbook: str
     severity: str
     since_s: float | None
