@@ -256,6 +256,7 @@ def run_api(
             (build_deliverer or build_webhook_deliverer)(settings, store, clock),
             build_task_runner(settings, store, clock),
             MissingSecretWatch(app.state.service),
+            partial(app.state.pending_reasons.run, lambda: store.load().snapshot),
             stop,
         ):
             serve(app, settings)
@@ -301,13 +302,21 @@ def build_task_runner(settings: Settings, store: SqlStore, clock: Clock) -> Simu
 
 @contextmanager
 def _background_work(
-    deliverer: WebhookDeliverer, runner: SimulationRunner, secret_watch: MissingSecretWatch, stop: threading.Event
+    deliverer: WebhookDeliverer,
+    runner: SimulationRunner,
+    secret_watch: MissingSecretWatch,
+    keep_reasons: Callable[[threading.Event], None],
+    stop: threading.Event,
 ) -> Iterator[None]:
-    """Deliver webhooks, run simulations and watch secrets during the block. At its end, set `stop` and join."""
+    """Deliver webhooks, run simulations, watch secrets and keep the reasons of pending jobs during the block.
+
+    At its end, set `stop` and join.
+    """
     work = {
         "courier": lambda: asyncio.run(deliverer.run(stop)),
         "simulations": lambda: runner.run(stop),
         "secrets": lambda: secret_watch.run(stop),
+        "reasons": lambda: keep_reasons(stop),
     }
     threads = [threading.Thread(target=each, name=name) for name, each in work.items()]
     for thread in threads:

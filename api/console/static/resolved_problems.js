@@ -69,7 +69,7 @@ export class ResolvedProblems {
 function entry(problem) {
   const times = el("p", { class: "help" }, el("span", {}, when(problem.begin_s), " to ", when(problem.end_s), ", ",
     el("strong", {}, extentOf(problem))));
-  const ending = el("p", { class: "help" }, problem.ending, !problem.settled && " It may return.");
+  const ending = el("p", { class: "help" }, problem.ending, !problem.settled && " It ended less than 5 minutes ago.");
   const text = el("div", {}, el("p", { class: "cause" }, causeLink(problem)), ending, times);
   const ended = el("span", { class: "since" }, "ended ", age(problem.end_s));
   return el("li", { data: { severity: problem.severity, code: problem.code } }, severityMark(problem.severity), text,

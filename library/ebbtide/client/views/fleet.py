@@ -350,6 +350,7 @@ class WaitingJobView(TypedDict):
 class WaitingView(TypedDict):
     """The jobs that have waited longest."""
 
+    as_of_s: float
     generation: int
     items: list[WaitingJobView]
     reasons: dict[str, int]
