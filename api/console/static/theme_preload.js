@@ -1,6 +1,9 @@
-// Runs before the first paint, so that a dark page does not flash white.
+// Runs before the first paint, so that a dark page does not flash white. Pages without theme.js follow the system, too.
 (() => {
-  const chosen = localStorage.getItem("ebbtide.theme");
-  const wanted = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  document.documentElement.dataset.theme = chosen || wanted;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const follow = () => {
+    document.documentElement.dataset.theme = localStorage.getItem("ebbtide.theme") || (system.matches ? "dark" : "light");
+  };
+  follow();
+  system.addEventListener("change", follow);
 })();
