@@ -1,9 +1,15 @@
-"""Problems of the service and its fleet, for the console's strip and `ebbtide problems`."""
+"""Problems of the service and its fleet, for the console's strip and `ebbtide problems`.
+
+They are found once for all clients that poll for them.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
 from fastapi import Query, Request
@@ -11,15 +17,20 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from api.alert_rules import AlertRuleView, load_alert_rules
-from api.http.dependencies import ContextDep, ServiceDep, create_router
+from api.explanations import CPU_SHARE_MAX
+from api.http.dependencies import ContextDep, Service, ServiceDep, create_router
 from api.identity.authorization import VIEWER, Visibility, requires
 from api.identity.principals import Principal, Role
-from api.problem_cache import ProblemCache
 from api.state import RequestContext
 from scheduler.domain.problems import MEANINGS, Problem, ProblemCode, ProblemEpisode, Severity, SubjectKind
+from scheduler.domain.snapshot import Snapshot
+from scheduler.runtime.problem_recorder import EvidenceReader
+from scheduler.scheduling.problems.detection import find_problems
 from scheduler.scheduling.problems.episodes import SETTLE_S, find_pool_of
 
 RUNBOOK = "/docs/runbook"
+REFRESH_S = 5.0
+"""Age at which problems are found again although no tick was committed: demand grows old, or the leader is gone."""
 LISTED_PER_CODE_MAX = 100
 RESOLVED_MAX = 1000
 
@@ -178,6 +189,52 @@ def _limit_per_code(problems: Iterable[Problem]) -> Iterator[Problem]:
         listed[problem.code] += 1
         if listed[problem.code] <= LISTED_PER_CODE_MAX:
             yield problem
+
+
+@dataclass(frozen=True, slots=True)
+class FoundProblems:
+    """Problems in the state of a generation, as of `at_s`."""
+
+    generation: int = -1
+    at_s: float = float("-inf")
+    problems: tuple[Problem, ...] = ()
+
+    def is_current(self, generation: int, now_s: float) -> bool:
+        return self.generation == generation and now_s - self.at_s < REFRESH_S
+
+
+@dataclass(slots=True)
+class ProblemCache:
+    """Cache of the problems that all clients share. Thread-safe.
+
+    `clock_s` measures the cost of a refresh: all of them together use at most CPU_SHARE_MAX of one core.
+    """
+
+    clock_s: Callable[[], float] = time.monotonic
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _latest: FoundProblems = FoundProblems()
+    _next_refresh_at_s: float = 0.0
+    _evidence: EvidenceReader = field(default_factory=EvidenceReader)
+
+    def read(self, service: Service, committed: Snapshot, now_s: float) -> FoundProblems:
+        """Return the problems in the newest committed state, or slightly older ones while they are found again."""
+        if self._latest.is_current(committed.generation, now_s):
+            return self._latest
+        if not self._lock.acquire(blocking=self._latest.generation < 0):
+            return self._latest
+        try:
+            started_s = self.clock_s()
+            is_due = started_s >= self._next_refresh_at_s and not self._latest.is_current(committed.generation, now_s)
+            if is_due:
+                evidence = self._evidence.read(
+                    service.store, service.policies, committed, now_s, has_leader=service.has_leader
+                )
+                self._latest = FoundProblems(committed.generation, now_s, find_problems(committed, evidence))
+                ended_s = self.clock_s()
+                self._next_refresh_at_s = ended_s + (ended_s - started_s) / CPU_SHARE_MAX
+        finally:
+            self._lock.release()
+        return self._latest
 
 
 router = create_router("fleet")

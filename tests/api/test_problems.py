@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from api.problem_cache import ProblemCache
-from api.problems import LISTED_PER_CODE_MAX
+from api.problems import LISTED_PER_CODE_MAX, ProblemCache
 from scheduler.domain.events import Event, EventCode, JobStep
 from scheduler.domain.fleet import NodeState
 from scheduler.domain.job_queue import UsageEntry, UsageKey
 from scheduler.domain.job_state import JobState
 from scheduler.domain.problems import Problem
 from scheduler.domain.snapshot import Snapshot
-from scheduler.runtime.problem_evidence import EVENTS_MAX, RecentEvents
-from scheduler.runtime.problem_recorder import ProblemRecorder
+from scheduler.runtime.problem_recorder import EVENTS_MAX, ProblemRecorder, RecentEvents
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.problems.evidence import Evidence
 from scheduler.store.memory_store import MemoryStore
@@ -208,7 +206,7 @@ def test_problems_are_found_once_per_state(planted: ApiService, monkeypatch: pyt
         calls.append(snapshot.generation)
         return ()
 
-    monkeypatch.setattr("api.problem_cache.find_problems", count_call)
+    monkeypatch.setattr("api.problems.find_problems", count_call)
     for _ in range(5):
         planted.get("/v1/problems")
     assert len(calls) == 1

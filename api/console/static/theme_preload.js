@@ -2,7 +2,8 @@
 (() => {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const follow = () => {
-    document.documentElement.dataset.theme = localStorage.getItem("ebbtide.theme") || (system.matches ? "dark" : "light");
+    const wanted = system.matches ? "dark" : "light";
+    document.documentElement.dataset.theme = localStorage.getItem("ebbtide.theme") || wanted;
   };
   follow();
   system.addEventListener("change", follow);

@@ -30,7 +30,7 @@ def a_problem(number: int, severity: Severity) -> Problem:
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, *problems: Problem) -> None:
-    monkeypatch.setattr("api.problem_cache.find_problems", lambda snapshot, evidence: problems)
+    monkeypatch.setattr("api.problems.find_problems", lambda snapshot, evidence: problems)
 
 
 def test_no_problems_is_success(run: Run, ask: Ask, fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:

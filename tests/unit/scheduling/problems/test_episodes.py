@@ -23,8 +23,13 @@ from scheduler.domain.problems import (
     get_problem_key,
 )
 from scheduler.domain.snapshot import Snapshot
-from scheduler.scheduling.problems.endings import describe_ending
-from scheduler.scheduling.problems.episodes import SETTLE_S, build_controller_gap, find_pool_of, update_episodes
+from scheduler.scheduling.problems.episodes import (
+    SETTLE_S,
+    build_controller_gap,
+    describe_ending,
+    find_pool_of,
+    update_episodes,
+)
 from scheduler.scheduling.problems.evidence import Evidence
 from tests.builders import a_fleet, a_job, a_loan, a_snapshot
 
