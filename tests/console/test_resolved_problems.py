@@ -54,7 +54,6 @@ def test_resolved_problems_are_listed_and_marked(fleet: ConsoleSite, opened: Ope
     expect(flapping).to_contain_text("33 min, 4 times")
     expect(flapping).to_contain_text("The node is up again.")
     expect(flapping.get_by_role("link")).to_have_attribute("href", "#/nodes/i1")
-    expect(page.locator(f"{ENTRIES}[data-code=RecallAtRisk]")).to_contain_text("It ended less than 5 minutes ago.")
     assert find_serious_violations(page) == []
     page.get_by_role("radio", name="7 d").check()
     expect(page.locator(ENTRIES)).to_have_count(5)

@@ -9,7 +9,7 @@ import { age, when } from "./times.js";
 
 const SHOWN_MAX = 30;
 
-/** The card. Its list waits with changes while the focus is in it. */
+/** The card. */
 export class ResolvedProblems {
   /** @param {AbortSignal} signal */
   constructor(signal) {
@@ -69,7 +69,7 @@ export class ResolvedProblems {
 function entry(problem) {
   const times = el("p", { class: "help" }, el("span", {}, when(problem.begin_s), " to ", when(problem.end_s), ", ",
     el("strong", {}, extentOf(problem))));
-  const ending = el("p", { class: "help" }, problem.ending, !problem.settled && " It ended less than 5 minutes ago.");
+  const ending = el("p", { class: "help" }, problem.ending);
   const text = el("div", {}, el("p", { class: "cause" }, causeLink(problem)), ending, times);
   const ended = el("span", { class: "since" }, "ended ", age(problem.end_s));
   return el("li", { data: { severity: problem.severity, code: problem.code } }, severityMark(problem.severity), text,
