@@ -77,7 +77,7 @@ from api.identity.machine_credentials import is_genuine_token
 from api.identity.oidc_sign_in import OidcSignIn
 from api.openapi import OpenApiApp
 from api.overview import NodeDeltas
-from api.problem_cache import ProblemCache
+from api.problems import ProblemCache
 from api.queue_secrets import agent_routes
 from api.queue_secrets import routes as secret_routes
 from api.queue_secrets.vault import SecretVault

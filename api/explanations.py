@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated, NotRequired
 
 from pydantic import Field
@@ -27,7 +28,9 @@ from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
 from scheduler.scheduling.explanation import Explanation, explain
 from scheduler.scheduling.policy_sets import PolicySet
+from scheduler.scheduling.queue_outlook import QueueOutlook
 from scheduler.store.memory_store import MemoryStore
+from scheduler.store.protocol import UnavailableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def dry_run_tick(snapshot: Snapshot, policies: PolicySet, *commands: Command) ->
     clock = ManualClock(snapshot.now_s)
     submitted = [command.body.job_id for command in commands if isinstance(command.body, SubmitJob)]
     executor = RecordingExecutor(accepted=submitted)
-    report = tick(store, executor, clock, policies, epoch=lease.epoch)
+    report = tick(store, executor, clock, policies, epoch=lease.epoch, records_history=False)
     return DryRun(report, store.load().snapshot)
 
 
@@ -76,26 +79,33 @@ def _send_commands(store: MemoryStore, commands: Iterable[Command]) -> None:
 
 CPU_SHARE_MAX = 0.05
 """Maximum share of one core that dry runs for polling clients may use."""
+WAIT_S_MAX = 0.25
+"""Longest time for which a request waits for reasons of the newest state, if slightly older ones are known."""
+_STOP_CHECK_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
 class PendingReasons:
     """Why jobs wait, by job id, as the next tick would report it in the state `snapshot`."""
 
-    snapshot: Snapshot = field(default_factory=Snapshot)
-    reasons: Mapping[str, Reason] = field(default_factory=dict)
-    _explanations: dict[str, Explanation] = field(default_factory=dict)
+    def __init__(self, snapshot: Snapshot | None = None, reasons: Mapping[str, Reason] | None = None) -> None:
+        self.snapshot = snapshot or Snapshot()
+        self.reasons = reasons or {}
+        self._outlook = QueueOutlook(self.snapshot, self.reasons)
+        self._explanations: dict[str, Explanation] = {}
 
     def explain(self, job_id: str) -> Explanation:
-        """Return the explanation of a job. Cached, because each one looks at all jobs. Raises KeyError for an
-        unknown job."""
+        """Return the explanation of a job. Each is computed once. Raises KeyError for an unknown job."""
         if job_id not in self._explanations:
-            self._explanations[job_id] = explain(self.snapshot, self.reasons, job_id)
+            self._explanations[job_id] = explain(self.snapshot, self.reasons, job_id, self._outlook)
         return self._explanations[job_id]
 
 
 class PendingReasonCache:
-    """Cache of the dry run that all clients share when they poll for the reasons of pending jobs. Thread-safe."""
+    """Cache of the dry run that all clients share when they poll for the reasons of pending jobs. Thread-safe.
+
+    A service calls `run` in a thread. Then requests do not wait for dry runs that take long: they get slightly older
+    reasons, with the state to which these belong. Without that thread, a request for a new state runs them itself.
+    """
 
     def __init__(self, policies: PolicySet, *, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._policies = policies
@@ -103,15 +113,57 @@ class PendingReasonCache:
         self._lock = threading.Lock()
         self._latest = PendingReasons()
         self._next_refresh_at_s = 0.0
+        self._has_worker = False
+        self._wanted: Snapshot | None = None
+        self._changed = threading.Condition()
 
     def read(self, committed: Snapshot) -> PendingReasons:
         """Return the reasons in the newest committed state.
 
-        Returns slightly older ones while another thread computes them, or if dry runs would use more than
-        CPU_SHARE_MAX.
+        Returns slightly older ones while they are computed, or if dry runs would use more than CPU_SHARE_MAX.
         """
-        if not self._lock.acquire(blocking=not self._latest.snapshot.generation):
+        if self._latest.snapshot.generation == committed.generation:
             return self._latest
+        if self._has_worker and self._latest.snapshot.generation:
+            self._ask_worker(committed)
+        else:
+            self._refresh(committed, waits=not self._latest.snapshot.generation)
+        return self._latest
+
+    def run(self, load: Callable[[], Snapshot], stop: threading.Event) -> None:
+        """Compute reasons until `stop` is set: those of the present state at once, so that the first request finds
+        them, and later those of each state that a request asks for."""
+        self._has_worker = True
+        try:
+            with suppress(UnavailableError):
+                self._refresh(load(), waits=True)
+            while not stop.is_set():
+                self._work()
+        finally:
+            self._has_worker = False
+
+    def _ask_worker(self, committed: Snapshot) -> None:
+        """Let the worker compute the reasons of a state, and wait a moment for them."""
+        with self._changed:
+            self._wanted = committed
+            self._changed.notify_all()
+            if self._clock_s() >= self._next_refresh_at_s:
+                wanted = committed.generation
+                self._changed.wait_for(lambda: self._latest.snapshot.generation >= wanted, timeout=WAIT_S_MAX)
+
+    def _work(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._wanted is not None, timeout=_STOP_CHECK_S)
+            wanted, self._wanted = self._wanted, None
+        if wanted is not None:
+            self._refresh(wanted, waits=True)
+            with self._changed:
+                self._changed.notify_all()
+
+    def _refresh(self, committed: Snapshot, *, waits: bool) -> None:
+        """Compute the reasons of a state if that is due. `waits`: wait for another thread that does the same."""
+        if not self._lock.acquire(blocking=waits):
+            return
         try:
             started_s = self._clock_s()
             if committed.generation != self._latest.snapshot.generation and started_s >= self._next_refresh_at_s:
@@ -120,7 +172,6 @@ class PendingReasonCache:
                 self._next_refresh_at_s = ended_s + (ended_s - started_s) / CPU_SHARE_MAX
         finally:
             self._lock.release()
-        return self._latest
 
 
 class PlannedDecisionView(TypedDict):

@@ -23,7 +23,9 @@ from scheduler.domain.capacity_history import CAPACITY_TIERS, HOURS, CapacityBin
 from scheduler.domain.fleet import ForecastFan, Pool, PoolKind
 from scheduler.domain.job_state import JobState
 from scheduler.scheduling.capacity_use import integrate_capacity
+from scheduler.scheduling.past_changes import decode_fleet_change, replay_changes
 from scheduler.scheduling.past_fleet import PastFleet, PastJob, decode_past_fleet
+from scheduler.store.api_protocol import ApiStore
 from scheduler.store.protocol import Page, StoredEvent
 
 DAY_S = 86_400.0
@@ -132,7 +134,10 @@ class PastFleetView(TypedDict):
     at_s: Annotated[float, Field(description=f"The requested time, {_TIME}.")]
     as_of_s: Annotated[
         float,
-        Field(description=f"Time of nodes and jobs, {_TIME}: of the newest checkpoint that is not after `at_s`."),
+        Field(
+            description=f"Time of the last recorded state at or before `at_s`, {_TIME}. Nodes and jobs are exact: they "
+            "stayed as they were from then to `at_s`."
+        ),
     ]
     nodes: Annotated[list[NodeSummaryView], Field(description="All nodes with their use, by name.")]
     jobs: Annotated[list[PastJobView], Field(description="Jobs that held GPUs, by id.")]
@@ -194,11 +199,10 @@ def get_past_fleet(
     context: ContextDep,
     at_s: Annotated[float, Query(ge=0, le=_TIME_S_MAX, allow_inf_nan=False, description=f"A past time, {_TIME}.")],
 ) -> PastFleetView:
-    """Return nodes, jobs and queue of the newest checkpoint before a time, and the events up to that time."""
-    stored = context.store.capacity.find_checkpoint(at_s)
-    if stored is None:
+    """Return nodes, jobs and queue as they were at a time, and the events up to that time."""
+    past, visibility = load_past_fleet(context.store, at_s), context.visibility
+    if past is None:
         raise_not_found("checkpoint of the fleet at or before", f"{at_s:.0f}")
-    past, visibility = decode_past_fleet(stored.body), context.visibility
     can_read = {queue: visibility.can_read_queue(queue) for queue in _list_queues(past)}
     counts = [count for queue, count in past.pending_by_queue.items() if can_read[queue]]
     return {
@@ -222,6 +226,16 @@ def get_past_fleet(
         "pending_gpus": sum(gpus for _, gpus in counts),
         "events": _list_events(context, past, at_s),
     }
+
+
+def load_past_fleet(store: ApiStore, at_s: float) -> PastFleet | None:
+    """Return the fleet as it was at a time; None before the first checkpoint."""
+    stored = store.capacity.find_checkpoint(at_s)
+    if stored is None:
+        return None
+    checkpoint = decode_past_fleet(stored.body)
+    changes = store.capacity.list_fleet_changes(after=checkpoint.generation, until_s=at_s)
+    return replay_changes(checkpoint, map(decode_fleet_change, changes))
 
 
 def _choose_step(now_s: float, from_s: float, to_s: float, step_s: int) -> tuple[CapacityTier, int]:

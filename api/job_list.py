@@ -126,7 +126,8 @@ def _add_reasons(items: list[JobView], context: RequestContext, request: Request
         return
     cache = request.app.state.pending_reasons
     assert isinstance(cache, PendingReasonCache)
-    reasons = cache.read(context.committed).reasons
+    pending = cache.read(context.committed)
     for item in waiting:
-        if (reason := reasons.get(item["id"])) is not None:
+        if (reason := pending.reasons.get(item["id"])) is not None:
             item["pending_reason"] = context.redact(reason_view(reason))
+            item["pending_reason_at_s"] = pending.snapshot.now_s

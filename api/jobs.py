@@ -206,6 +206,12 @@ class JobView(TypedDict):
             ),
         ]
     ]
+    pending_reason_at_s: NotRequired[
+        Annotated[
+            float,
+            Field(description="Time of the state to which `pending_reason` belongs, in seconds since 1970 (UTC)."),
+        ]
+    ]
 
 
 def job_view(job: Job, now_s: float) -> JobView:

@@ -108,6 +108,7 @@ class WaitingView(TypedDict):
         int,
         Field(description="Snapshot that the reasons were computed from. It may be slightly older than the newest."),
     ]
+    as_of_s: Annotated[float, Field(description="Time of that snapshot, in seconds since 1970 (UTC).")]
     reasons: Annotated[dict[str, int], Field(description="Number of pending jobs by reason code.")]
     items: Annotated[list[WaitingJobView], Field(description="The jobs, oldest submission first.")]
 
@@ -336,7 +337,12 @@ def list_waiting(
     longest = nsmallest(limit, matching, key=get_job_sort_key)
     items = [waiting_job_view(job, pending.explain(job.id)) for job in longest]
     reasons = Counter(code.value for code in codes.values())
-    view: WaitingView = {"generation": pending.snapshot.generation, "reasons": dict(reasons), "items": items}
+    view: WaitingView = {
+        "generation": pending.snapshot.generation,
+        "as_of_s": pending.snapshot.now_s,
+        "reasons": dict(reasons),
+        "items": items,
+    }
     return context.redact(view)
 
 

@@ -357,7 +357,9 @@ class Settings(BaseSettings):
         default=400, description="Retention of the hourly use of pools, in days. 0 retains it forever."
     )
     checkpoints_kept_days: RetentionDays = Field(
-        default=30, description="Retention of hourly checkpoints of the fleet, in days. 0 retains them forever."
+        default=30,
+        description="Retention of hourly checkpoints of the fleet, and of its changes between them, in days. 0 retains "
+        "them forever.",
     )
 
     # Prices

@@ -6,7 +6,7 @@ import logging
 import time
 from functools import partial
 
-from cli.composition.service import assemble_controller, build_retention, make_holder_id, start_clock
+from cli.composition.service import assemble_controller, build_policies, build_retention, make_holder_id, start_clock
 from scheduler.domain.worker_token import issue_agent_token
 from scheduler.kubernetes.agent_injection import AgentDelivery, AgentImage
 from scheduler.kubernetes.api_actions import ActionPool
@@ -31,6 +31,7 @@ from scheduler.runtime.controller import open_when_available
 from scheduler.runtime.estimated_gpus import load_estimated_gpus, save_estimated_gpus
 from scheduler.runtime.fleet_hardware import FleetHardwareLoader
 from scheduler.runtime.fleet_history import FleetHistory
+from scheduler.runtime.problem_recorder import ProblemRecorder
 from scheduler.runtime.stop_signal import install_stop_signal
 from scheduler.settings import Settings
 from scheduler.store.sql_store import SqlStore
@@ -159,9 +160,13 @@ def run_operator(settings: Settings, probes: ProbeServer) -> None:
         probes.liveness_error, probes.readiness_error = operator.liveness_error, operator.readiness_error
         retention = build_retention(settings, store, epoch=lambda: operator.epoch)
         history = FleetHistory(store, clock=RealClock(), epoch=lambda: operator.epoch, season_s=settings.season_s)
+        problems = ProblemRecorder(
+            store, clock=RealClock(), epoch=lambda: operator.epoch, policies=build_policies(settings)
+        )
         with (
             run_in_background(retention.run, stop, name="retention"),
             run_in_background(history.run, stop, name="fleet-history"),
+            run_in_background(problems.run, stop, name="problem-recorder"),
         ):
             operator.run(stop)
     finally:

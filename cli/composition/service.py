@@ -32,6 +32,7 @@ from scheduler.runtime.demand_forecasts import DemandForecaster
 from scheduler.runtime.departed_machines import DepartedMachines
 from scheduler.runtime.fleet_hardware import FleetHardwareLoader
 from scheduler.runtime.fleet_history import FleetHistory
+from scheduler.runtime.problem_recorder import ProblemRecorder
 from scheduler.runtime.process_pool import ProcessPool
 from scheduler.runtime.reconciler import StageHook, ignore_stage
 from scheduler.runtime.retention import DAY_S, Retention, RetentionPeriods
@@ -158,6 +159,7 @@ def build_retention(
         HistoryLog.EVENTS: settings.events_kept_days,
         HistoryLog.DECISIONS: settings.events_kept_days,
         HistoryLog.ALLOCATIONS: settings.events_kept_days,
+        HistoryLog.PROBLEMS: settings.events_kept_days,
         HistoryLog.AUDIT: settings.audit_kept_days,
         HistoryLog.COMMANDS: settings.commands_kept_days,
         HistoryLog.DELIVERIES: settings.deliveries_kept_days,
@@ -171,6 +173,7 @@ def build_retention(
         HistoryLog.CAPACITY_HOURS: settings.capacity_kept_days,
         HistoryLog.CHECKPOINTS: CHECKPOINT_DAYS,
         HistoryLog.HOURLY_CHECKPOINTS: settings.checkpoints_kept_days,
+        HistoryLog.FLEET_CHANGES: settings.checkpoints_kept_days,
     }
     rows_s = {log: DAY_S * kept_days for log, kept_days in days.items() if kept_days}
     if HistoryLog.READINGS in rows_s:
@@ -211,9 +214,13 @@ def run_controller(settings: Settings, build: BuildController = build_controller
             store, clock=RealClock(), epoch=lambda: controller.epoch, silence_s=settings.temporary_machine_s
         )
         history = FleetHistory(store, clock=RealClock(), epoch=lambda: controller.epoch, season_s=settings.season_s)
+        problems = ProblemRecorder(
+            store, clock=RealClock(), epoch=lambda: controller.epoch, policies=build_policies(settings)
+        )
         with (
             run_in_background(retention.run, stop, name="retention"),
             run_in_background(history.run, stop, name="fleet-history"),
+            run_in_background(problems.run, stop, name="problem-recorder"),
             run_in_background(departed.run, stop, name="departed-machines"),
         ):
             controller.run(stop)
@@ -249,6 +256,7 @@ def run_api(
             (build_deliverer or build_webhook_deliverer)(settings, store, clock),
             build_task_runner(settings, store, clock),
             MissingSecretWatch(app.state.service),
+            partial(app.state.pending_reasons.run, lambda: store.load().snapshot),
             stop,
         ):
             serve(app, settings)
@@ -294,13 +302,21 @@ def build_task_runner(settings: Settings, store: SqlStore, clock: Clock) -> Simu
 
 @contextmanager
 def _background_work(
-    deliverer: WebhookDeliverer, runner: SimulationRunner, secret_watch: MissingSecretWatch, stop: threading.Event
+    deliverer: WebhookDeliverer,
+    runner: SimulationRunner,
+    secret_watch: MissingSecretWatch,
+    keep_reasons: Callable[[threading.Event], None],
+    stop: threading.Event,
 ) -> Iterator[None]:
-    """Deliver webhooks, run simulations and watch secrets during the block. At its end, set `stop` and join."""
+    """Deliver webhooks, run simulations, watch secrets and keep the reasons of pending jobs during the block.
+
+    At its end, set `stop` and join.
+    """
     work = {
         "courier": lambda: asyncio.run(deliverer.run(stop)),
         "simulations": lambda: runner.run(stop),
         "secrets": lambda: secret_watch.run(stop),
+        "reasons": lambda: keep_reasons(stop),
     }
     threads = [threading.Thread(target=each, name=name) for name, each in work.items()]
     for thread in threads:

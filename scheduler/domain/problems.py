@@ -117,3 +117,45 @@ def get_problem_order(problem: Problem) -> tuple[int, int, float, str]:
     """Return the sort key of a list of problems: by severity, then code, newest first within a code."""
     since_s = problem.since_s or 0.0
     return _SEVERITY_RANKS[problem.severity], _CODE_RANKS[problem.code], -since_s, problem.subject
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemEpisode:
+    """The time in which a problem was present. A problem that returns soon after its end continues its episode.
+
+    Args:
+        id: unique label, derived from the problem and its begin.
+        severity, cause: those when the problem was at its worst.
+        queue: as in `Problem`.
+        pool: pool whose GPUs it concerned; empty for jobs, queues, webhooks and the service.
+        times: how often it began in this episode.
+        end_s: when it ended; None while it is present.
+        ending: one sentence that says what ended it; empty while it is present.
+        is_closed: whether a return of the problem begins another episode.
+    """
+
+    id: str
+    code: ProblemCode
+    severity: Severity
+    kind: SubjectKind
+    subject: str
+    cause: str
+    queue: str
+    pool: str
+    begin_s: float
+    times: int = 1
+    end_s: float | None = None
+    ending: str = ""
+    is_closed: bool = False
+
+
+ProblemKey = tuple[ProblemCode, SubjectKind, str]
+
+
+def get_problem_key(problem: Problem | ProblemEpisode) -> ProblemKey:
+    """Return the key by which a problem is recognized: its code and its subject."""
+    return problem.code, problem.kind, problem.subject
+
+
+def is_worse(severity: Severity, other: Severity) -> bool:
+    return _SEVERITY_RANKS[severity] < _SEVERITY_RANKS[other]

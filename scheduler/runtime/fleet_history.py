@@ -5,6 +5,7 @@ It runs in its own thread of the leader, so that no tick waits for it.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -76,7 +77,7 @@ class FleetHistory:
         before, self._newest = self._newest, past
         is_new_hour = before is None or before.at_s // HOURS.step_s < past.at_s // HOURS.step_s
         if past.generation and (is_new_hour or before is None or not past.has_same_content(before)):
-            self._store.capacity.add_checkpoint(int(past.at_s), encode_past_fleet(past), epoch=epoch)
+            self._store.capacity.add_checkpoint(math.ceil(past.at_s), encode_past_fleet(past), epoch=epoch)
 
     def _write_fans(self, now_s: float, epoch: int) -> None:
         snapshot = self._store.load().snapshot

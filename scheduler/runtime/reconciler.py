@@ -28,6 +28,7 @@ from scheduler.scheduling.event_messages import (
 )
 from scheduler.scheduling.legality import find_breaches, find_violation
 from scheduler.scheduling.mutable_snapshot import MutableSnapshot
+from scheduler.scheduling.past_changes import compute_fleet_change, encode_fleet_change
 from scheduler.scheduling.policy_sets import PolicySet
 from scheduler.scheduling.recall_tracking import RecallUpdate, update_receipts
 from scheduler.scheduling.scheduler import decide
@@ -52,7 +53,7 @@ def tick(
     planning_inputs: tuple[Command, ...] = (),
     active_breaches: tuple[Breach, ...] = (),
     commands_max: int | None = None,
-    records_capacity: bool = True,
+    records_history: bool = True,
     stage_hook: StageHook = ignore_stage,
 ) -> TickReport:
     """Observe, update the snapshot, decide, check, commit and converge. The clock is read once.
@@ -62,7 +63,7 @@ def tick(
         planning_inputs: solved curve points and forecasts, which do not pass through the inbox.
         active_breaches: the breaches of the previous tick, for which no events are written again.
         commands_max: how many commands of the inbox to consume; None consumes all.
-        records_capacity: add the use of the pools' GPUs since the previous commit to the history.
+        records_history: record the use of the pools' GPUs since the previous commit, and how the fleet changed.
         stage_hook: called with the name of each point at which tests kill the process.
 
     Raises:
@@ -95,7 +96,7 @@ def tick(
     archived = archive_ended(replace(applied.snapshot, generation=loaded.snapshot.generation + 1))
     stage_hook("before-commit")
     commit = _build_commit(loaded, updated, applied, report, archived=archived, epoch=epoch)
-    store.commit(_with_capacity(commit) if records_capacity else commit)
+    store.commit(_with_history(commit) if records_history else commit)
     timer.record_stage("commit")
     stage_hook("after-commit")
     executor.converge(archived.snapshot)
@@ -245,9 +246,11 @@ def _build_commit(
     )
 
 
-def _with_capacity(commit: Commit) -> Commit:
-    changes = count_loan_changes(commit.previous, commit.snapshot, commit.ended_loans)
-    return replace(commit, capacity=(*integrate_capacity(commit.previous, commit.snapshot.now_s), *changes))
+def _with_history(commit: Commit) -> Commit:
+    loans = count_loan_changes(commit.previous, commit.snapshot, commit.ended_loans)
+    capacity = (*integrate_capacity(commit.previous, commit.snapshot.now_s), *loans)
+    change = compute_fleet_change(commit.previous, commit.snapshot)
+    return replace(commit, capacity=capacity, fleet_change=b"" if change.is_empty else encode_fleet_change(change))
 
 
 def _has_changes(loaded: LoadedState, report: TickReport, snapshot: Snapshot) -> bool:

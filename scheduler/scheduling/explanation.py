@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scheduler.domain import gpu_sets
 from scheduler.domain.decisions import Reason, ReasonCode
-from scheduler.domain.gpu_sets import Gpus, GpuShape, canonical_gpu_counts
+from scheduler.domain.gpu_sets import GpuShape, canonical_gpu_counts
 from scheduler.domain.job import Job
 from scheduler.domain.job_account import RunFailure
 from scheduler.domain.job_state import JobState
@@ -17,6 +17,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.policies.speed import describe_speeds, gpu_model, node_sizes, packed
 from scheduler.scheduling.quarantine import find_straggler_incident
+from scheduler.scheduling.queue_outlook import QueueOutlook
 from scheduler.scheduling.step_learning import predict_step_factor
 
 _QUOTA_CODES = (
@@ -58,16 +59,20 @@ class Explanation:
     failure: RunFailure | None = None
 
 
-def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> Explanation:
-    """Explain the state of a job. `waiting` is from the tick that made `snapshot`.
+def explain(
+    snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str, outlook: QueueOutlook | None = None
+) -> Explanation:
+    """Explain the state of a job.
+
+    Args:
+        waiting: from the tick that made `snapshot`.
+        outlook: facts about both that several explanations share.
 
     Raises:
         KeyError: The snapshot has no such job.
     """
     job = snapshot.jobs[job_id]
-    held = {
-        j.id: _count_usable_gpus(snapshot, job, j.allocation.held) for j in snapshot.jobs.values() if j.id != job_id
-    }
+    outlook = outlook or QueueOutlook(snapshot, waiting)
     reason = waiting.get(job_id) if not job.is_placed and not job.is_ended else None
     numbers = reason.numbers if reason else {}
     needed = int(numbers.get("needed_gpus", job.spec.min_gpus))
@@ -90,8 +95,8 @@ def explain(snapshot: Snapshot, waiting: Mapping[str, Reason], job_id: str) -> E
         needed_gpus=needed,
         held_gpus=job.allocation.held_gpus,
         free_gpus=free,
-        holders={name: gpus for name, gpus in sorted(held.items(), key=lambda item: (-item[1], item[0])) if gpus},
-        expected_start_s=_estimate_start_s(snapshot, waiting, job, missing),
+        holders=outlook.list_holders(job),
+        expected_start_s=_estimate_start_s(outlook, job, missing),
         unblocks=_describe_unblocking(job, reason, needed, missing),
         failure=job.failure,
     )
@@ -102,17 +107,6 @@ def explain_ended(job: Job) -> Explanation:
     summary = job.message or str(job.state)
     held = job.allocation.held_gpus
     return Explanation(job.id, job.state, summary, None, None, 0, held, 0, {}, None, "", job.failure)
-
-
-def _count_usable_gpus(snapshot: Snapshot, job: Job, gpus: Gpus) -> int:
-    """Count the GPUs that the job could use if they were free."""
-    nodes = ((snapshot.nodes.get(name), len(indices)) for name, indices in gpus.items())
-    return sum(
-        count
-        for node, count in nodes
-        if node is not None and snapshot.serves_training(node) and job.spec.gpu in ("", node.gpu)
-        if job.accepts_lent_nodes or not snapshot.is_lent(node)
-    )
 
 
 def _position(reason: Reason | None) -> int | None:
@@ -248,13 +242,13 @@ def _explain_no_mix(snapshot: Snapshot, job: Job, gpu: str) -> str:
     return f"a step would take {min(solved):.3g} s, now {now_s:.3g} s{known}{gain}"
 
 
-def _estimate_start_s(snapshot: Snapshot, waiting: Mapping[str, Reason], job: Job, missing: int) -> float | None:
+def _estimate_start_s(outlook: QueueOutlook, job: Job, missing: int) -> float | None:
     """Estimate when the job starts, or return None if that is unknown.
 
     A job that waits for a quota starts when the protection by minimum run times ends, if that is the cause. A job that
     must not delay the head of the queue starts once there are GPUs for all jobs before it and for itself.
     """
-    reason = waiting.get(job.id)
+    reason = outlook.waiting.get(job.id)
     if reason is not None and reason.code in _QUOTA_CODES:
         return reason.numbers.get("held_until_s")
     if job.state is not JobState.QUEUED:
@@ -263,34 +257,13 @@ def _estimate_start_s(snapshot: Snapshot, waiting: Mapping[str, Reason], job: Jo
         missing = int(reason.numbers["needed_gpus"] - reason.numbers["free_gpus"])  # below 0 where it alone would fit
     elif reason is not None and not missing:
         return None
-    missing += sum(_gpus_needed_before(snapshot, waiting, job))
-    at_s = snapshot.now_s
-    for end_s, gpus in sorted(_list_expected_releases(snapshot, job)):
+    missing += outlook.count_gpus_needed_before(job)
+    at_s = outlook.snapshot.now_s
+    for end_s, gpus in outlook.list_expected_releases(job):
         if missing <= 0:
             break
         missing, at_s = missing - gpus, end_s
     return at_s if missing <= 0 else None
-
-
-def _gpus_needed_before(snapshot: Snapshot, waiting: Mapping[str, Reason], job: Job) -> Iterator[int]:
-    """Yield the GPUs that each job before this one in the queue needs, if both can use the same model."""
-    position = waiting[job.id].numbers.get("position", 0.0) if job.id in waiting else 0.0
-    for other_id, reason in waiting.items():
-        other = snapshot.jobs.get(other_id)
-        if other is None or reason.numbers.get("position", position) >= position:
-            continue
-        if "" in (job.spec.gpu, other.spec.gpu) or job.spec.gpu == other.spec.gpu:
-            yield int(reason.numbers.get("needed_gpus", 0))
-
-
-def _list_expected_releases(snapshot: Snapshot, job: Job) -> Iterator[tuple[float, int]]:
-    """Yield when GPUs that the job could use come free, from releases and from the ends of jobs of known length."""
-    for other in snapshot.jobs.values():
-        left = other.allocation
-        if left.leave_by_s is not None and left.releasing:
-            yield max(left.leave_by_s, snapshot.now_s), _count_usable_gpus(snapshot, job, left.releasing)
-        if other.state is JobState.RUNNING and (steps := other.remaining_steps(snapshot.now_s)) is not None:
-            yield snapshot.now_s + steps * other.step_time_s(), _count_usable_gpus(snapshot, job, left.target)
 
 
 def _describe_unblocking(job: Job, reason: Reason | None, needed: int, missing: int) -> str:

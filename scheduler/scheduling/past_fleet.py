@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import NamedTuple
@@ -78,8 +78,7 @@ class PastFleet:
 
 def capture_fleet(snapshot: Snapshot, newest_event: int) -> PastFleet:
     """Return the state of a snapshot."""
-    holders, live = snapshot.index.holders, [job for job in snapshot.jobs.values() if not job.is_ended]
-    pending = [job for job in live if job.state in WAITING_STATES and job.intent is Intent.RUN]
+    pending = [job for job in snapshot.jobs.values() if is_pending(job)]
     jobs, gpus = Counter[str](), Counter[str]()
     for job in pending:
         jobs[job.spec.queue] += 1
@@ -88,9 +87,9 @@ def capture_fleet(snapshot: Snapshot, newest_event: int) -> PastFleet:
         at_s=snapshot.now_s,
         generation=snapshot.generation,
         newest_event=newest_event,
-        nodes=tuple(_capture_nodes(snapshot, holders)),
-        holding=tuple(_capture_job(job) for _, job in sorted(snapshot.jobs.items()) if job.allocation.held),
-        pending=tuple(map(_capture_job, nsmallest(PENDING_JOBS_MAX, pending, key=_get_age_key))),
+        nodes=tuple(capture_node(snapshot, name) for name in sorted(snapshot.nodes)),
+        holding=tuple(capture_job(job) for _, job in sorted(snapshot.jobs.items()) if job.allocation.held),
+        pending=tuple(map(capture_job, nsmallest(PENDING_JOBS_MAX, pending, key=_get_age_key))),
         pending_by_queue={queue: (jobs[queue], gpus[queue]) for queue in sorted(jobs)},
     )
 
@@ -117,14 +116,21 @@ def decode_past_fleet(body: bytes) -> PastFleet:
     )
 
 
-def _capture_nodes(snapshot: Snapshot, holders: Mapping[str, Mapping[int, str]]) -> Iterable[PastNode]:
-    for name, node in sorted(snapshot.nodes.items()):
-        held = len(holders.get(name, ()))
-        use = find_node_use(node, snapshot, held)
-        yield PastNode(name, node.pool, node.gpu, use, node.gpus, held, node.inference_gpus)
+def is_pending(job: Job) -> bool:
+    """Tell whether the job waits for GPUs and should run."""
+    return job.state in WAITING_STATES and job.intent is Intent.RUN
 
 
-def _capture_job(job: Job) -> PastJob:
+def capture_node(snapshot: Snapshot, name: str) -> PastNode:
+    """Return the state of one node."""
+    node = snapshot.nodes[name]
+    held = len(snapshot.index.holders.get(name, ()))
+    use = find_node_use(node, snapshot, held)
+    return PastNode(name, node.pool, node.gpu, use, node.gpus, held, node.inference_gpus)
+
+
+def capture_job(job: Job) -> PastJob:
+    """Return the state of one job."""
     held, spec = job.allocation.held, job.spec
     gpus = sum(map(len, held.values()))
     return PastJob(

@@ -239,7 +239,7 @@ class Simulation:
                 epoch=self._epoch,
                 planning_inputs=planning_inputs,
                 active_breaches=self._active_breaches,
-                records_capacity=False,
+                records_history=False,
             )
         except ConflictError:
             self._wake_s = self.clock.now_s()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from scheduler.store.job_query import JobQuery
     from scheduler.store.lending_history import LendingHistory
     from scheduler.store.newest_history import NewestHistory
+    from scheduler.store.problem_history import ProblemHistory
     from scheduler.store.sessions import SessionStore
 
 
@@ -144,6 +145,8 @@ class HistoryLog(StrEnum):
     CAPACITY_HOURS = "capacity_hours"
     CHECKPOINTS = "checkpoints"
     HOURLY_CHECKPOINTS = "hourly_checkpoints"
+    FLEET_CHANGES = "fleet_changes"
+    PROBLEMS = "problems"
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +343,9 @@ class ApiStore(Store, Protocol):
 
     @property
     def newest(self) -> NewestHistory: ...
+
+    @property
+    def problems(self) -> ProblemHistory: ...
 
     def get_last_event_number(self) -> int:
         """Return the number of the newest event; 0 before the first."""

@@ -1,11 +1,11 @@
-"""History of the use of pools: bins in tiers of width, checkpoints of the fleet, and the newest forecast fans."""
+"""History of the use of pools: bins in tiers of width, checkpoints and changes of the fleet, and forecast fans."""
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right, insort
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Protocol
 
 from scheduler.domain.capacity_history import CAPACITY_TIERS, CapacityBin, roll_up
@@ -39,6 +39,9 @@ class CapacityHistory(Protocol):
     def add_checkpoint(self, at_s: int, body: bytes, *, epoch: int) -> None:
         """Store a checkpoint. One with the same time is replaced."""
 
+    def list_fleet_changes(self, *, after: int, until_s: float) -> tuple[bytes, ...]:
+        """Return the encoded changes of commits above generation `after`, up to `until_s`, in order of generation."""
+
     def put_fans(self, fans: tuple[ForecastFan, ...], *, epoch: int) -> None:
         """Replace the forecast fans of these pools."""
 
@@ -47,17 +50,20 @@ class CapacityHistory(Protocol):
 
 
 class MemoryCapacityHistory:
-    """CapacityHistory in memory. Bins and checkpoints are not deleted."""
+    """CapacityHistory in memory. Nothing is deleted."""
 
     def __init__(self) -> None:
         self._bins: dict[int, dict[tuple[str, int], CapacityBin]] = {tier.step_s: {} for tier in CAPACITY_TIERS}
         self._checkpoints: list[FleetCheckpoint] = []
+        self._fleet_changes: list[tuple[int, float, bytes]] = []
         self._fans: dict[str, ForecastFan] = {}
         self._lock = threading.Lock()
 
     def add(self, commit: Commit) -> None:
-        """Add the bins of a commit."""
+        """Add the bins and the change of the fleet of a commit."""
         with self._lock:
+            if commit.fleet_change:
+                self._fleet_changes.append((commit.snapshot.generation, commit.snapshot.now_s, commit.fleet_change))
             for step_s, stored in self._bins.items():
                 for each in roll_up(commit.capacity, step_s):
                     known = stored.get((each.pool, each.at_s))
@@ -81,6 +87,11 @@ class MemoryCapacityHistory:
         with self._lock:
             self._checkpoints = [each for each in self._checkpoints if each.at_s != at_s]
             insort(self._checkpoints, FleetCheckpoint(at_s, is_hourly, body), key=attrgetter("at_s"))
+
+    def list_fleet_changes(self, *, after: int, until_s: float) -> tuple[bytes, ...]:
+        with self._lock:
+            first = bisect_right(self._fleet_changes, after, key=itemgetter(0))
+            return tuple(body for _, at_s, body in self._fleet_changes[first:] if at_s <= until_s)
 
     def put_fans(self, fans: tuple[ForecastFan, ...], *, epoch: int) -> None:
         del epoch

@@ -40,6 +40,7 @@ from scheduler.store.job_query import JobQuery
 from scheduler.store.lending_history import ReceiptQuery, get_receipt_sort_key
 from scheduler.store.memory_secrets import MemorySecrets
 from scheduler.store.newest_history import MemoryNewestHistory
+from scheduler.store.problem_history import MemoryProblemHistory
 from scheduler.store.protocol import (
     Commit,
     ConflictError,
@@ -331,6 +332,7 @@ class MemoryStore:
         self.lending = MemoryLendingHistory()
         self.allocations = MemoryAllocationHistory()
         self.capacity = MemoryCapacityHistory()
+        self.problems = MemoryProblemHistory()
         self.newest = MemoryNewestHistory(self._events, self._decisions)
 
     def load(self) -> LoadedState:

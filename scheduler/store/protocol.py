@@ -55,6 +55,7 @@ class Commit:
         receipts: complete receipts of recalls, which are appended to history.
         ended_spans: ends of open allocation spans. They apply before `begun_spans`.
         capacity: the narrowest bins of the use of pools since `previous`, which are added to the stored bins.
+        fleet_change: what changed in the fleet as checkpoints show it, encoded; empty if nothing did.
     """
 
     previous: Snapshot
@@ -73,6 +74,7 @@ class Commit:
     ended_spans: tuple[SpanEnding, ...] = ()
     begun_spans: tuple[AllocationSpan, ...] = ()
     capacity: tuple[CapacityBin, ...] = ()
+    fleet_change: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from sqlalchemy import (
     TypedColumns,
     case,
     delete,
+    insert,
     select,
 )
 
@@ -41,6 +42,7 @@ from scheduler.store.database import (
     replace_rows,
     transaction,
 )
+from scheduler.store.protocol import Commit
 
 
 class CapacityBinColumns(TypedColumns):
@@ -79,6 +81,14 @@ class FleetCheckpointColumns(TypedColumns):
     body: Named[bytes] = Column(LargeBinary)
 
 
+class FleetChangeColumns(TypedColumns):
+    """One row for each commit that changed the fleet as checkpoints show it."""
+
+    generation: Named[int] = Column(BigInteger, primary_key=True, autoincrement=False)
+    at_s: Named[float] = Column(Double)
+    body: Named[bytes] = Column(LargeBinary)
+
+
 class ForecastFanColumns(TypedColumns):
     pool: Named[str] = Column(String, primary_key=True)
     body: Named[Any] = Column(JSON, nullable=False)
@@ -86,9 +96,11 @@ class ForecastFanColumns(TypedColumns):
 
 CAPACITY_BINS = Table("capacity_bins", METADATA, CapacityBinColumns)
 FLEET_CHECKPOINTS = Table("fleet_checkpoints", METADATA, FleetCheckpointColumns)
+FLEET_CHANGES = Table("fleet_changes", METADATA, FleetChangeColumns)
 FORECAST_FANS = Table("forecast_fans", METADATA, ForecastFanColumns)
 _BIN = CAPACITY_BINS.c
 Index("ix_capacity_bins_time", _BIN.step_s, _BIN.at_s)
+Index("ix_fleet_changes_time", FLEET_CHANGES.c.at_s)
 _KEY_COLUMNS = [column.name for column in CAPACITY_BINS.primary_key]
 _FIELDS = ("pool", "step_s", "at_s", *SUMMED_FIELDS, *MAX_FIELDS)
 _COLUMNS = [_BIN[name] for name in _FIELDS]
@@ -125,6 +137,11 @@ class SqlCapacityHistory:
             insert = build_insert(connection, FLEET_CHECKPOINTS).values(at_s=at_s, **written)
             connection.execute(insert.on_conflict_do_update(index_elements=["at_s"], set_=written))
 
+    def list_fleet_changes(self, *, after: int, until_s: float) -> tuple[bytes, ...]:
+        row = FLEET_CHANGES.c
+        found = select(row.body).where(row.generation > after, row.at_s <= until_s).order_by(row.generation)
+        return tuple(each.body for each in fetch_rows(self._read_engine, found))
+
     def put_fans(self, fans: tuple[ForecastFan, ...], *, epoch: int) -> None:
         with transaction(self._engine) as connection:
             sql_state.fence(connection, epoch)
@@ -135,10 +152,14 @@ class SqlCapacityHistory:
         return tuple(decode_stored(ForecastFan, row.body) for row in rows)
 
 
-def add_capacity_bins(connection: Connection, bins: tuple[CapacityBin, ...]) -> None:
-    """Add the narrowest bins to the stored bins of every tier."""
-    if bins:
-        write_bins(connection, [each for tier in CAPACITY_TIERS for each in roll_up(bins, tier.step_s)])
+def write_capacity(connection: Connection, commit: Commit) -> None:
+    """Add the narrowest bins of a commit to the stored bins of every tier, and its change of the fleet."""
+    if commit.capacity:
+        write_bins(connection, [each for tier in CAPACITY_TIERS for each in roll_up(commit.capacity, tier.step_s)])
+    if commit.fleet_change:
+        snapshot = commit.snapshot
+        row = {"generation": snapshot.generation, "at_s": snapshot.now_s, "body": commit.fleet_change}
+        connection.execute(insert(FLEET_CHANGES), row)
 
 
 def take_late_bins(connection: Connection, *, after_s: int) -> list[CapacityBin]:

@@ -27,6 +27,7 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    true,
     update,
 )
 
@@ -39,11 +40,12 @@ from scheduler.store.api_protocol import AuditEntry, HistoryLog
 from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocommit_engine, transaction
 from scheduler.store.sql_allocations import ALLOCATION_SPANS
 from scheduler.store.sql_api_tables import AUDIT_LOG, insert_audit_entries, move_chain_anchor
-from scheduler.store.sql_capacity_history import CAPACITY_BINS, FLEET_CHECKPOINTS
+from scheduler.store.sql_capacity_history import CAPACITY_BINS, FLEET_CHANGES, FLEET_CHECKPOINTS
 from scheduler.store.sql_history import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, JOB_SAMPLES, READINGS, USAGE
 from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_job_labels import delete_labels
 from scheduler.store.sql_lending_history import RECALL_RECEIPTS
+from scheduler.store.sql_problems import PROBLEM_EPISODES
 from scheduler.store.sql_webhooks import DELIVERIES
 
 
@@ -77,7 +79,7 @@ _ENDED_TABLES: dict[HistoryLog, Table[Any]] = {
 }
 """Tables whose rows have the time of their end in their body."""
 _BIN = CAPACITY_BINS.c
-_SHARED_TABLES: dict[HistoryLog, tuple[Table[Any], Column[int], ColumnElement[bool]]] = {
+_SHARED_TABLES: dict[HistoryLog, tuple[Table[Any], Column[Any], ColumnElement[bool]]] = {
     HistoryLog.CAPACITY_MINUTES: (CAPACITY_BINS, _BIN.at_s, _BIN.step_s == MINUTES.step_s),
     HistoryLog.CAPACITY_TEN_MINUTES: (CAPACITY_BINS, _BIN.at_s, _BIN.step_s == TEN_MINUTES.step_s),
     HistoryLog.CAPACITY_HOURS: (CAPACITY_BINS, _BIN.at_s, _BIN.step_s == HOURS.step_s),
@@ -85,8 +87,10 @@ _SHARED_TABLES: dict[HistoryLog, tuple[Table[Any], Column[int], ColumnElement[bo
     HistoryLog.HOURLY_CHECKPOINTS: (
         FLEET_CHECKPOINTS, FLEET_CHECKPOINTS.c.at_s, FLEET_CHECKPOINTS.c.is_hourly.is_(True)
     ),
+    HistoryLog.FLEET_CHANGES: (FLEET_CHANGES, FLEET_CHANGES.c.at_s, true()),
+    HistoryLog.PROBLEMS: (PROBLEM_EPISODES, PROBLEM_EPISODES.c.end_s, PROBLEM_EPISODES.c.is_closed),
 }  # fmt: skip
-"""Tables with rows of several retention periods: the column of their time, and the condition of the log's rows."""
+"""Tables without row numbers: the column of their time, and the condition of the log's rows."""
 _END_FIELD = "state_since_s"
 
 
@@ -179,7 +183,7 @@ class SqlRetention:
             return DeletedBatch(0, is_complete=True)
         with transaction(self._engine) as connection:
             sql_state.fence(connection, epoch)
-            rows = connection.execute(delete(table).where(is_old, at_s <= found[-1].at_s)).rowcount
+            rows = connection.execute(delete(table).where(is_old, at_s <= found[-1][0])).rowcount
             _advance_mark(connection, log, up_to=0, up_to_s=before_s, rows=rows)
         return DeletedBatch(rows, is_complete=len(found) < rows_max)
 

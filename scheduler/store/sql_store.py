@@ -36,13 +36,14 @@ from scheduler.store.protocol import Commit, Lease, LoadedState, Page, StoredDec
 from scheduler.store.schema_migration import require_current_revision
 from scheduler.store.sql_allocations import SqlAllocationHistory, write_span_changes
 from scheduler.store.sql_api_tables import CHAIN_OPTION, SqlAuditLog, SqlIdempotencyKeys
-from scheduler.store.sql_capacity_history import SqlCapacityHistory, add_capacity_bins
+from scheduler.store.sql_capacity_history import SqlCapacityHistory, write_capacity
 from scheduler.store.sql_credentials import SqlAccountStore, SqlTokenStore
 from scheduler.store.sql_history import ENDED_JOBS, ENDED_LOANS, EVENTS
 from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_job_labels import insert_labels
 from scheduler.store.sql_lending_history import SqlLendingHistory, build_receipt_rows
 from scheduler.store.sql_newest_history import SqlNewestHistory
+from scheduler.store.sql_problems import SqlProblemHistory
 from scheduler.store.sql_retention import SqlRetention
 from scheduler.store.sql_run_log import SqlRunLog
 from scheduler.store.sql_secrets import SqlSecrets
@@ -97,6 +98,7 @@ class SqlStore:
         self.lending = SqlLendingHistory(self._autocommit_engine)
         self.allocations = SqlAllocationHistory(self._autocommit_engine)
         self.capacity = SqlCapacityHistory(self._engine)
+        self.problems = SqlProblemHistory(self._engine)
         self.newest = SqlNewestHistory(self._autocommit_engine)
         self._command_writer = sql_inbox.CommandWriter(self._engine)
         self._ended_job_queues: dict[str, str] = {}
@@ -144,7 +146,7 @@ class SqlStore:
             insert_labels(connection, commit.ended_jobs)
             write_span_changes(connection, commit)
             sql_history.add_usage_entries(connection, commit.usage)
-            add_capacity_bins(connection, commit.capacity)
+            write_capacity(connection, commit)
             sql_history.upsert_samples(connection, commit.samples)
             if generation % self._tombstone_generations == 0:
                 sql_state.delete_tombstones(connection, up_to_generation=generation - self._tombstone_generations)

@@ -67,7 +67,8 @@ DELIVERY_OUTCOMES = (DeliveryState.DELIVERED.value, "failed", DeliveryState.DEAD
 RETENTION_KINDS = (
     *("events", "decisions", "audit", "commands", "deliveries", "ended_jobs", "ended_loans", "readings", "usage"),
     *("logs", "archives", "recall_receipts", "allocations"),
-    *("capacity_minutes", "capacity_ten_minutes", "capacity_hours", "checkpoints", "hourly_checkpoints"),
+    *("capacity_minutes", "capacity_ten_minutes", "capacity_hours"),
+    *("checkpoints", "hourly_checkpoints", "fleet_changes", "problems"),
 )
 
 

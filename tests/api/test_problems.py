@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from api.problem_cache import EVENTS_MAX, ProblemCache, RecentEvents
-from api.problems import LISTED_PER_CODE_MAX
+from api.problems import LISTED_PER_CODE_MAX, ProblemCache
 from scheduler.domain.events import Event, EventCode, JobStep
 from scheduler.domain.fleet import NodeState
 from scheduler.domain.job_queue import UsageEntry, UsageKey
 from scheduler.domain.job_state import JobState
 from scheduler.domain.problems import Problem
 from scheduler.domain.snapshot import Snapshot
+from scheduler.runtime.problem_recorder import EVENTS_MAX, ProblemRecorder, RecentEvents
+from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.problems.evidence import Evidence
 from scheduler.store.memory_store import MemoryStore
 from scheduler.store.protocol import Commit
@@ -60,6 +61,7 @@ def test_healthy_service_has_no_problems(fleet: ApiService) -> None:
         "counts": {},
         "severities": {"critical": 0, "warning": 0, "notice": 0},
         "items": [],
+        "resolved": [],
     }
 
 
@@ -142,6 +144,53 @@ def test_callers_see_problems_of_their_queues_and_of_the_fleet() -> None:
     assert not any(name in text for name in ("greedy", "loser", "stuck", "slowed"))
 
 
+def test_resolved_problems_are_recorded_and_listed(planted: ApiService) -> None:
+    recorder = record_problems(planted)
+    assert {each.code.value for each in planted.store.problems.list_open()} == found(planted).keys()
+    commit(planted, lambda state: Snapshot(generation=state.generation, now_s=state.now_s))
+    planted.clock.move_to(planted.clock.now_s() + 60.0)
+    recorder.step()
+    now_s = planted.clock.now_s()
+    view = planted.get("/v1/problems", resolved_since_s=now_s)
+    resolved = {each["code"]: each for each in view["resolved"]}
+    assert {"NodeDown", "RecallLate", "QueueStuck", "JobLosesWork"} <= resolved.keys()
+    for each in resolved.values():
+        assert (each["end_s"], each["settled"], each["times"]) == (now_s, False, 1)
+        assert each["duration_s"] == each["end_s"] - each["begin_s"] >= 0
+        assert each["ending"]
+    assert (resolved["NodeDown"]["pool"], resolved["QueueStuck"]["pool"]) == ("training", "")
+    assert planted.get("/v1/problems", resolved_since_s=now_s + 1.0)["resolved"] == []
+    assert planted.get("/v1/problems")["resolved"] == []
+
+
+def test_callers_see_resolved_problems_of_their_queues_and_of_the_fleet() -> None:
+    guarded = AuthenticatedService(MemoryStore(planted_snapshot()))
+    guarded.leader = guarded.store.acquire_lease("test", now_s=NOW_S, ttl_s=1e6)
+    recorder = record_problems(guarded)
+    commit(guarded, lambda state: replace(state, jobs={}, nodes={}, loans={}))
+    recorder.step()
+    with guarded.http:
+        path = f"/v1/problems?resolved_since_s={NOW_S}"
+        everything = guarded.request("GET", path, guarded.root).json()["resolved"]
+        own = guarded.request("GET", path, guarded.token("r", "viewer:promised")).json()["resolved"]
+    codes = {each["code"] for each in own}
+    assert {"NodeDown", "GuaranteeUnserved"} <= codes
+    assert not {"QueueStuck", "JobLosesWork"} & codes
+    assert {"QueueStuck", "JobLosesWork"} <= {each["code"] for each in everything}
+    assert not any(name in repr(own) for name in ("greedy", "loser", "stuck"))
+
+
+def record_problems(service: ApiService) -> ProblemRecorder:
+    """Let a leader record the problems of now."""
+    assert service.leader is not None
+    epoch = service.leader.epoch
+    recorder = ProblemRecorder(
+        service.store, clock=service.clock, epoch=lambda: epoch, policies=load_policy_set("ebbtide")
+    )
+    recorder.step()
+    return recorder
+
+
 def test_many_alike_problems_are_counted_and_listed_in_part(planted: ApiService) -> None:
     ended = tuple(failed_job(job_id=f"failed-{at}") for at in range(LISTED_PER_CODE_MAX + 20))
     commit(planted, lambda state: state, ended_jobs=ended)
@@ -157,7 +206,7 @@ def test_problems_are_found_once_per_state(planted: ApiService, monkeypatch: pyt
         calls.append(snapshot.generation)
         return ()
 
-    monkeypatch.setattr("api.problem_cache.find_problems", count_call)
+    monkeypatch.setattr("api.problems.find_problems", count_call)
     for _ in range(5):
         planted.get("/v1/problems")
     assert len(calls) == 1

@@ -79,10 +79,12 @@ def opened(browser: Browser) -> Iterator[Opener]:
 
 
 @pytest.fixture
-def picture() -> Callable[[Page, str], None]:
-    """Save a screenshot of a page."""
+def picture(request: pytest.FixtureRequest) -> Callable[[Page, str], None]:
+    """Save a screenshot of a page, in the long variant of the tests."""
 
     def take(page: Page, name: str) -> None:
+        if not request.config.getoption("--full"):
+            return
         PICTURES.mkdir(exist_ok=True)
         page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
 

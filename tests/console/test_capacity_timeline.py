@@ -59,14 +59,15 @@ def test_slider_shows_the_fleet_as_it_was(fleet: ConsoleSite, opened: Opener) ->
     fleet.demand("inference", 20.0)
     fleet.ticks(6, every_s=100.0)
     write_checkpoint(fleet)
-    then_s = fleet.clock.now_s()
+    fleet.ticks(2, every_s=100.0)
+    then_s = fleet.clock.now_s() - 60.0
     fleet.demand("inference", 78.0)
     fleet.ticks(12, every_s=60.0)
     page = opened(f"{fleet.url}/#/?range=1h")
     expect(page.locator(".tile").first).to_be_visible()
     expect(page.locator(".tile[data-state=lent]")).to_have_count(0)
     expect(page.locator(".capacity .u-over").first).to_be_visible()  # the slider gets its range with the history
-    slide(page, then_s + 120.0)
+    slide(page, then_s)
     expect(page.get_by_text(re.compile("^Showing "))).to_be_visible()
     expect(page.locator(".tile[data-state=lent]:visible").first).to_be_visible()
     expect(page.get_by_role("table", name="Jobs that held GPUs")).to_be_visible()

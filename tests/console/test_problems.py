@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import Page, expect
 
-from api.problem_cache import ProblemCache
+from api.problems import ProblemCache
 from tests.console.fleets import LARGE_NODES
 from tests.console.planting import FAILED_JOBS, PLANTED_CODES, clear_problems, plant_problems
 from tests.console.test_accessibility import find_serious_violations

@@ -35,6 +35,11 @@ def commit_use(store: ApiStore, use: PoolUse, from_s: float, to_s: float, *, poo
     store.commit(Commit(previous, make_next_snapshot(previous, now_s=to_s), epoch=0, capacity=bins))
 
 
+def make_change(store: ApiStore, at_s: float, body: bytes = b"changed") -> Commit:
+    previous = store.load().snapshot
+    return Commit(previous, make_next_snapshot(previous, now_s=at_s), epoch=0, fleet_change=body)
+
+
 def test_tiers_hold_the_same_sums_as_the_commits(open_store: OpenStore) -> None:
     store, chance, now_s = open_store(), random.Random(1), NOW_S - 17.0
     written = list[CapacityBin]()
@@ -77,6 +82,16 @@ def test_newest_checkpoint_before_a_time(open_store: OpenStore) -> None:
         found = again.find_checkpoint(NOW_S + at_s)
         assert found is not None
         assert (found.body, found.is_hourly) == (body, is_hourly)
+
+
+def test_changes_of_the_fleet_since_a_checkpoint(open_store: OpenStore) -> None:
+    store, after_s = open_store(), (0.5, 1.0, 2.0, 9.0)
+    for at_s in after_s:
+        store.commit(make_change(store, NOW_S + at_s, b"" if at_s == 1.0 else str(at_s).encode()))
+    first = store.load().snapshot.generation - len(after_s)
+    list_fleet_changes = open_store().capacity.list_fleet_changes
+    assert list_fleet_changes(after=first, until_s=NOW_S + 9.0) == (b"0.5", b"2.0", b"9.0")
+    assert list_fleet_changes(after=first + 1, until_s=NOW_S + 8.5) == (b"2.0",)
 
 
 def test_newest_fan_of_each_pool(open_store: OpenStore) -> None:
@@ -125,6 +140,10 @@ def test_each_tier_has_its_own_retention(database_url: str) -> None:
     assert delete_old_rows(HistoryLog.CAPACITY_MINUTES, rows_max=60) == DeletedBatch(30, is_complete=True)
     assert delete_old_rows(HistoryLog.CHECKPOINTS, rows_max=60) == DeletedBatch(1, is_complete=True)
     assert delete_old_rows(HistoryLog.HOURLY_CHECKPOINTS, rows_max=60) == DeletedBatch(1, is_complete=True)
+    store.commit(commit := make_change(store, NOW_S - 3000.0))
+    store.commit(make_change(store, NOW_S))
+    assert delete_old_rows(HistoryLog.FLEET_CHANGES, rows_max=60) == DeletedBatch(1, is_complete=True)
+    assert len(store.capacity.list_fleet_changes(after=commit.previous.generation, until_s=NOW_S)) == 1
     left = [store.capacity.list_bins(tier.step_s, from_s=0.0, to_s=NOW_S) for tier in CAPACITY_TIERS]
     assert list(map(len, left)) == [30, 12, 2]
     assert store.capacity.find_checkpoint(NOW_S - 1.0) is None

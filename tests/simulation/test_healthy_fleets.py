@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
-from api.problem_cache import measure_gpu_time
 from scheduler.documents.simulation import ClusterDocument, ClusterQueueDocument
 from scheduler.domain.problems import Problem, ProblemCode
+from scheduler.runtime.problem_recorder import measure_gpu_time
 from scheduler.scheduling.policy_sets import PolicySet, load_policy_set
 from scheduler.scheduling.problems.detection import find_problems
 from scheduler.scheduling.problems.evidence import Evidence

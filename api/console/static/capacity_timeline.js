@@ -7,11 +7,14 @@ import {
 import { card, el, empty, put, redraw, say } from "./dom.js";
 import { duration, figure, gpuTime, percent, plural, timeToMinute } from "./format.js";
 import { chart } from "./plotting.js";
+import { spansOf } from "./problem_spans.js";
 import { colour } from "./theme.js";
 
 const HEIGHT_PX = { inference: 240, training: 140 };
 const REFRESH_S = [20, 300]; // shortest and longest pause between two requests
 const MARKER_PX = 5;
+const PROBLEM_PX = 4; // height of the marks of problems, and their least width
+const PROBLEM_COLOURS = { critical: "recalled", warning: "lent", notice: "accent" };
 
 /**
  * The timeline of all pools. Calls `shown(atS)` when the user picks a past time; null is the present. With `pool`, the
@@ -28,6 +31,7 @@ export class CapacityTimeline {
     this.range = rangeOf(query.get("range"));
     this.atS = null;
     this.history = null;
+    this.problems = null;
     this.charts = new Map();
     this.fetchedAtS = -Infinity;
     this.pools = el("div", { class: "stack" });
@@ -45,10 +49,14 @@ export class CapacityTimeline {
     const pauseS = Math.min(REFRESH_S[1], Math.max(REFRESH_S[0], (this.history?.step_s ?? 0) / 3));
     if (nowS - this.fetchedAtS < pauseS && nowS >= this.fetchedAtS) return;
     const { range } = this;
-    const query = { pool: this.pool, from_s: Math.max(0, nowS - range.seconds) };
-    const history = await get("/v1/history", { query, signal: this.signal });
+    const fromS = Math.max(0, nowS - range.seconds);
+    const [history, problems] = await Promise.all([
+      get("/v1/history", { query: { pool: this.pool, from_s: fromS }, signal: this.signal }),
+      get("/v1/problems", { query: { resolved_since_s: fromS }, signal: this.signal }),
+    ]);
     if (range !== this.range) return; // another range was chosen meanwhile
     this.history = history;
+    this.problems = problems;
     this.fetchedAtS = nowS;
     this.#draw();
   }
@@ -153,6 +161,7 @@ class PoolTimeline {
     this.history = history;
     this.pool = pool;
     this.markers = markersOf(history, pool);
+    this.spans = spansOf(this.timeline.problems, pool.name, history.now_s);
     if (!this.plot) this.plot = chart(this.body, this.#spec(pool), this.timeline.signal);
     this.isEmpty = false;
     const { range } = this.timeline;
@@ -161,7 +170,7 @@ class PoolTimeline {
     this.now = now;
     this.plot.update(values, now, [history.from_s, history.now_s + (hasFan ? range.aheadS : 0)], drawn);
     say(this.note, sentence(history, pool));
-    redraw(this.legend, String(this.markers.length > 0), () => this.#marks(pool));
+    redraw(this.legend, `${this.markers.length > 0} ${this.spans.length}`, () => this.#marks(pool));
   }
 
   /** Draws the marks again, after another time was picked, and shows its values. */
@@ -221,6 +230,12 @@ class PoolTimeline {
     ctx.beginPath();
     ctx.rect(bbox.left, 0, bbox.width, bbox.top + bbox.height);
     ctx.clip();
+    for (const span of this.spans) {
+      const left = xOf(span.beginS);
+      ctx.fillStyle = colour(PROBLEM_COLOURS[span.severity]);
+      const size = [Math.max(PROBLEM_PX * ratio, xOf(span.endS) - left), PROBLEM_PX * ratio];
+      ctx.fillRect(left, bbox.top + bbox.height - size[1], size[0], size[1]);
+    }
     for (const each of this.markers) {
       if (each.recalls) mark(each, 2, true);
       if (each.returns) mark(each, 16, false);
@@ -231,12 +246,15 @@ class PoolTimeline {
   }
 
   #marks(pool) {
-    if (pool.kind === "training") return null;
+    const bar = el("span", { class: "mark problem-mark", "aria-hidden": "true" });
+    const problems = this.spans.length > 0 && el("li", {}, bar,
+      el("a", { href: "#/alerts" }, plural(this.spans.length, "problem")));
+    if (pool.kind === "training") return problems;
     const entry = (mark, text) => el("li", {}, el("span", { class: "mark", "aria-hidden": "true" }, mark), text);
     const swatch = (kind) => el("span", { class: `mark ${kind}`, "aria-hidden": "true" });
     const fan = pool.fan && el("li", {}, swatch("fan"), "Forecast, 50% to 99.9%");
     const marks = this.markers.length > 0 && [entry("▼", "Recall"), entry("▲", "Return (red: after the deadline)")];
-    return [el("li", {}, swatch("capacity-line"), "Capacity"), fan, marks];
+    return [el("li", {}, swatch("capacity-line"), "Capacity"), fan, marks, problems];
   }
 }
 

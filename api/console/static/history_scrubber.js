@@ -48,7 +48,7 @@ export class PastFleet {
 
   #draw(past) {
     const behindS = past.at_s - past.as_of_s;
-    const basis = `Nodes and jobs as of ${time(past.as_of_s)}`;
+    const basis = `The last change of nodes and jobs was at ${time(past.as_of_s)}`;
     const old = behindS > OLD_S ? `, ${duration(behindS)} before: nothing was recorded in between` : "";
     this.text.textContent = `Showing ${timeToMinute(past.at_s)}. ${basis}${old}.`;
     this.banner.classList.toggle("warn", behindS > OLD_S);
@@ -65,13 +65,13 @@ export class PastFleet {
       grid.update(nodes, []);
       const size = `${plural(nodes.length, "node")}, ${gpus(nodes.reduce((sum, node) => sum + node.gpus, 0))}`;
       const note = el("span", { class: "small muted" }, size);
-      return card([`Pool ${name} at ${timeToMinute(past.as_of_s)}`, note], grid.parts);
+      return card([`Pool ${name} at ${timeToMinute(past.at_s)}`, note], grid.parts);
     });
   }
 }
 
 function noCheckpoint() {
-  const text = "The service records the fleet every 5 minutes, and keeps one record an hour for 30 days.";
+  const text = "The service records each change of the fleet, and keeps these records for 30 days.";
   return empty("The fleet was not recorded then", text);
 }
 

@@ -93,7 +93,7 @@ function several(group, isOpen) {
 }
 
 /** The sentence, which links to the page of its subject if there is one. */
-function causeLink(problem) {
+export function causeLink(problem) {
   const page = pageOf(problem);
   return page ? el("a", { href: page }, problem.cause) : problem.cause;
 }

@@ -1,6 +1,10 @@
-// Runs before the first paint, so that a dark page does not flash white.
+// Runs before the first paint, so that a dark page does not flash white. Pages without theme.js follow the system, too.
 (() => {
-  const chosen = localStorage.getItem("ebbtide.theme");
-  const wanted = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-  document.documentElement.dataset.theme = chosen || wanted;
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const follow = () => {
+    const wanted = system.matches ? "dark" : "light";
+    document.documentElement.dataset.theme = localStorage.getItem("ebbtide.theme") || wanted;
+  };
+  follow();
+  system.addEventListener("change", follow);
 })();

@@ -47,9 +47,13 @@ class FleetMethods:
         return Request("GET", "/v1/waiting", query={"limit": str(limit), **stated})
 
     @RequestMethod
-    def problems(self) -> Request[ProblemsView]:
-        """Return what is wrong now, the most severe first. A healthy fleet has no problems."""
-        return Request("GET", "/v1/problems")
+    def problems(self, *, resolved_since_s: float | None = None) -> Request[ProblemsView]:
+        """Return what is wrong now, the most severe first. A healthy fleet has no problems.
+
+        `resolved_since_s`: also return the problems that ended since then, in seconds since 1970 (UTC).
+        """
+        query = {} if resolved_since_s is None else {"resolved_since_s": str(resolved_since_s)}
+        return Request("GET", "/v1/problems", query=query)
 
     @RequestMethod
     def alert_rules(self) -> Request[AlertRulesView]:

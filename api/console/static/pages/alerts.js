@@ -1,12 +1,14 @@
-// Alerts page: the problems of now by severity, and the alert rules that come with the service.
+// Alerts page: the problems of now by severity, those that have ended, and the alert rules that come with the service.
 
 import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
 import { card, el, empty, put, redraw, say } from "../dom.js";
 import { plural } from "../format.js";
+import { keepUp } from "../live.js";
 import { onProblems } from "../problem_feed.js";
 import { groupProblems, SEVERITIES, SEVERITY_WORDS } from "../problem_groups.js";
 import { openGroups, problemList, severityMark } from "../problem_strip.js";
+import { ResolvedProblems } from "../resolved_problems.js";
 
 const CONSEQUENCES = {
   critical: "A promise to inference is broken, or nothing is scheduled. Act now.",
@@ -18,13 +20,16 @@ const COUNTS = {
   warning: (number) => plural(number, "warning"),
   notice: (number) => plural(number, "notice"),
 };
+const RESOLVED_EVERY_S = 60;
 const RECEIVERS = { critical: "pages a person", warning: "opens a ticket" };
 
 export const title = () => "Alerts";
 
 export async function show(root, { signal }) {
-  const page = new AlertsPage(root);
+  const page = new AlertsPage(root, signal);
   onProblems((latest) => page.draw(latest), signal);
+  const failed = (error) => error && page.failed(error);
+  keepUp(() => page.resolved.refresh(), { signal, everyS: RESOLVED_EVERY_S, wants: () => false, failed });
   try {
     page.drawRules((await get("/v1/alert-rules", { signal })).items);
   } catch (error) {
@@ -33,11 +38,13 @@ export async function show(root, { signal }) {
 }
 
 class AlertsPage {
-  constructor(root) {
+  constructor(root, signal) {
+    this.resolved = new ResolvedProblems(signal);
     this.summary = el("p", { class: "muted" }, "Loading …");
     this.places = { refused: el("div"), problems: el("div", { class: "stack" }), rules: el("div", { class: "stack" }) };
     const head = el("div", { class: "head" }, el("div", { class: "grow" }, el("h1", {}, "Alerts"), this.summary));
-    put(root, head, el("div", { class: "stack" }, this.places.refused, this.places.problems, this.places.rules));
+    const { refused, problems, rules } = this.places;
+    put(root, head, el("div", { class: "stack" }, refused, problems, this.resolved.place, rules));
   }
 
   failed(error) {

@@ -1,7 +1,7 @@
 // Table of jobs: columns, order by column, and check boxes that select jobs.
 
 import { badge, bar, el, table } from "../dom.js";
-import { duration, figure, percent, plural, range } from "../format.js";
+import { duration, figure, percent, plural, range, time } from "../format.js";
 import { addressOf, nextSort } from "../job_query.js";
 import { labelChips } from "../label_chips.js";
 import { age } from "../times.js";
@@ -90,7 +90,8 @@ function nameCell(job, selected, changed) {
 /** Shows why a pending job waits, or why another job is in its state. A failure's log lines are on its page. */
 function reasonCell(job) {
   const text = (job.pending_reason?.detail ?? job.message).split(" | ")[0];
-  return text ? el("span", { class: "small muted message", title: text }, text) : "";
+  const asOf = job.pending_reason ? `\nAs of ${time(job.pending_reason_at_s)}` : "";
+  return text ? el("span", { class: "small muted message", title: `${text}${asOf}` }, text) : "";
 }
 
 function reportedDone({ fraction, steps }) {

@@ -258,10 +258,31 @@ class ProblemView(TypedDict):
     kind: str
     meaning: str
     numbers: dict[str, float]
+    pool: str
     runbook: str
     severity: str
     since_s: float | None
     subject: str
+
+
+class ResolvedProblemView(TypedDict):
+    """A problem that has ended, as the leading controller recorded it."""
+
+    begin_s: float
+    cause: str
+    code: str
+    duration_s: float
+    end_s: float
+    ending: str
+    id: str
+    kind: str
+    meaning: str
+    pool: str
+    runbook: str
+    settled: bool
+    severity: str
+    subject: str
+    times: int
 
 
 class ProblemsView(TypedDict):
@@ -271,6 +292,7 @@ class ProblemsView(TypedDict):
     counts: dict[str, int]
     generation: int
     items: list[ProblemView]
+    resolved: list[ResolvedProblemView]
     severities: dict[str, int]
 
 
@@ -328,6 +350,7 @@ class WaitingJobView(TypedDict):
 class WaitingView(TypedDict):
     """The jobs that have waited longest."""
 
+    as_of_s: float
     generation: int
     items: list[WaitingJobView]
     reasons: dict[str, int]

@@ -278,6 +278,7 @@ class JobView(TypedDict):
     owner: str
     owner_id: str
     pending_reason: NotRequired[ReasonView]
+    pending_reason_at_s: NotRequired[float]
     plan: str | None
     priority: int
     progress: ProgressView
