@@ -23,8 +23,14 @@ from sqlalchemy import (
 from scheduler.domain.codec import decode_stored, encode
 from scheduler.domain.problems import ProblemEpisode, ProblemKey
 from scheduler.store import sql_state
-from scheduler.store.database import METADATA, fetch_rows, make_autocommit_engine, replace_rows, transaction
-from scheduler.store.sql_history import CODE_POINT_ORDERED
+from scheduler.store.database import (
+    CODE_POINT_ORDERED,
+    METADATA,
+    fetch_rows,
+    make_autocommit_engine,
+    replace_rows,
+    transaction,
+)
 
 
 class ProblemEpisodeColumns(TypedColumns):
