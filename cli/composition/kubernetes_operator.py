@@ -8,6 +8,7 @@ from functools import partial
 
 from cli.composition.service import assemble_controller, build_retention, make_holder_id, start_clock
 from scheduler.domain.worker_token import issue_agent_token
+from scheduler.executors.standby_replicas import StandbyReplicas
 from scheduler.kubernetes.agent_injection import AgentDelivery, AgentImage
 from scheduler.kubernetes.api_actions import ActionPool
 from scheduler.kubernetes.client import KubernetesClient, connect
@@ -23,8 +24,8 @@ from scheduler.kubernetes.operator_loop import LoopIteration, Operator, Operator
 from scheduler.kubernetes.replica_scaling import ReplicaScaler
 from scheduler.kubernetes.resource_publisher import ResourcePublisher
 from scheduler.kubernetes.resource_writer import ResourceWriter
-from scheduler.kubernetes.standby_replicas import StandbyReplicas
 from scheduler.kubernetes.uninstallation import Uninstallation
+from scheduler.kubernetes.warm_replicas import WarmControl
 from scheduler.runtime.background import run_in_background
 from scheduler.runtime.clock import RealClock
 from scheduler.runtime.controller import open_when_available
@@ -71,7 +72,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
         now=clock.now_s,
         epoch=lambda: controller.epoch,
         actions=ActionPool(available_requests=cluster.count_available_requests),
-        standby=StandbyReplicas(may_act=lambda: election.is_leading),
+        standby=StandbyReplicas(warm=WarmControl(cluster), may_act=lambda: election.is_leading),
         start_timeout_s=settings.pod_start_timeout_s,
     )
     controller = assemble_controller(

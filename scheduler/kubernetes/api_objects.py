@@ -67,6 +67,11 @@ GPU_LABEL = f"{GROUP}/gpu"
 LENDABLE_LABEL = f"{GROUP}/lendable"
 """On a node: with the value "false", the node is not lent."""
 
+SERVING_LABEL = f"{GROUP}/serving"
+"""On a warm standby replica: "true" while it gets requests, else "false". Its Services select "true"."""
+PREFETCH_LABEL = f"{GROUP}/prefetch"
+"""On a pod that loads images or weights onto its node: the purpose."""
+
 JOB_LABEL = f"{GROUP}/job"
 NODE_LABEL = f"{GROUP}/node"
 LOAN_LABEL = f"{GROUP}/loan"

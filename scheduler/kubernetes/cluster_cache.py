@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from scheduler.domain.quantities import Resources, freeze_resources, sum_resources
 from scheduler.kubernetes.api_objects import (
@@ -39,6 +39,17 @@ from scheduler.kubernetes.resources.elastic_job import derive_job_id, is_managed
 from scheduler.kubernetes.resources.fleet import parse_pools
 from scheduler.kubernetes.resources.meta import parse_metadata
 from scheduler.kubernetes.spec_commands import ClusterResources
+
+
+class PodIdentity(Protocol):
+    """What identifies a pod."""
+
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +201,7 @@ class ClusterCache:
             self._bound[pod.uid] = pod.target_node
             self._view_change_counts = ()
 
-    def assume_deleted(self, pod: PodView) -> None:
+    def assume_deleted(self, pod: PodIdentity) -> None:
         self.pods.assume_deleted({"metadata": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}})
 
     def get_view(self) -> ClusterView:

@@ -15,6 +15,7 @@ from scheduler.domain.observation import BegunRun, Observation, Run
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.reported_runs import AgentKey
 from scheduler.executors.run_ledger import RunLedger
+from scheduler.executors.standby_replicas import StandbyReplicas
 from scheduler.kubernetes.api_actions import ActionPool, ApiAction
 from scheduler.kubernetes.cluster_cache import ClusterView
 from scheduler.kubernetes.cluster_observation import (
@@ -39,7 +40,6 @@ from scheduler.kubernetes.pod_changes import (
     select_gang_to_bind,
 )
 from scheduler.kubernetes.standby_orders import plan_standby_orders
-from scheduler.kubernetes.standby_replicas import StandbyReplicas
 from scheduler.store.protocol import RunLog
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class KubernetesExecutor:
     """Executor on Kubernetes.
 
     `view` returns the cluster, own writes included; `epoch` is the leader's epoch, stamped on all writes. A start that
-    cannot proceed is given up after `start_timeout_s`. `standby` puts replicas of inference to sleep on lent nodes.
+    cannot proceed is given up after `start_timeout_s`. `standby` keeps replicas of inference idle on lent nodes.
     """
 
     def __init__(

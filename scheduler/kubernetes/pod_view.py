@@ -105,7 +105,7 @@ def parse_pod_view(pod: Mapping[str, Any]) -> PodView:
         is_prepared=_is_prepared(status),
         replica_start=None if is_ours else _find_replica_start(status),
         address="" if is_ours or status.get("phase") != "Running" else status.get("podIP") or "",
-        is_ready=not is_ours and _is_ready(status),
+        is_ready=not is_ours and is_pod_ready(status),
         labels={} if is_ours else labels,
     )
 
@@ -133,7 +133,8 @@ def _find_replica_start(status: Mapping[str, Any]) -> ReplicaStart | None:
     return ReplicaStart(ready_s, max(0.0, ready_s - bound_s))
 
 
-def _is_ready(status: Mapping[str, Any]) -> bool:
+def is_pod_ready(status: Mapping[str, Any]) -> bool:
+    """Return whether the readiness probes of a pod with this status succeed."""
     return any(each.get("type") == "Ready" and each.get("status") == "True" for each in status.get("conditions") or ())
 
 

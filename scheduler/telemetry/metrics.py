@@ -182,6 +182,13 @@ RECALL_DURATION = _declare_histogram(
     "Seconds from the decision to recall a node until its return.",
     buckets=RESIZE_BUCKETS,
 )
+PREFETCH_DURATION = _declare_histogram(
+    "ebbtide_prefetch_duration_seconds",
+    "Seconds of prefetches of images and weights onto nodes, by purpose and outcome: loaded or failed.",
+    "purpose",
+    "outcome",
+    buckets=RESIZE_BUCKETS,
+)
 QUEUEING = _declare_histogram(
     "ebbtide_queueing_seconds",
     "Seconds from submission of a job to its first start.",
