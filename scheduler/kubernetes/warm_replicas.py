@@ -53,7 +53,7 @@ class WarmControl:
         except ApiError as error:
             if error.is_transient or error.is_ambiguous or error.is_conflict:
                 return False
-            hint = ". Set rbac.warmStandbys of the chart to true" if error.is_forbidden else ""
+            hint = f". Add {replica.namespace} to rbac.warmStandbys of the chart" if error.is_forbidden else ""
             raise ReplicaError(f"its label {SERVING_LABEL} was not set: {error}{hint}") from None
 
     def _set_traffic(self, replica: StandbyReplica, is_wanted: Callable[[], bool], *, serves: bool) -> bool:
