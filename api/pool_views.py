@@ -264,7 +264,7 @@ class NodeView(TypedDict):
     lendable: Annotated[bool, Field(description="Whether it can be lent, if its pool serves inference.")]
     standby: Annotated[StandbyStateView | None, Field(description="Its standby replicas. Null: its pool has none.")]
     prefetches: Annotated[
-        list[PrefetchResultView], Field(description="Ended prefetches of images and weights for its current loan.")
+        list[PrefetchResultView], Field(description="Ended prefetches of images and weights whose pods still exist.")
     ]
     inference_gpus: Annotated[int, Field(description="Number of GPUs that inference uses, as last observed.")]
     other_gpus: Annotated[int, Field(description="Number of GPUs used by anything else outside Ebbtide.")]

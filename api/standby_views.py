@@ -70,7 +70,7 @@ class PrefetchPolicyView(TypedDict):
 
 
 class PrefetchResultView(TypedDict):
-    """The end of a prefetch on a node."""
+    """The end of a prefetch on a node, until its pod is removed."""
 
     id: Annotated[str, Field(description="Unique id of the prefetch.")]
     purpose: Annotated[

@@ -21,6 +21,7 @@ from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
 from scheduler.kubernetes.leader_election import ELECTION_LIMITS, OPERATOR_LEASE, LeaderElector
 from scheduler.kubernetes.node_lending import NodeLending
 from scheduler.kubernetes.operator_loop import LoopIteration, Operator, OperatorState
+from scheduler.kubernetes.prefetching import Prefetches
 from scheduler.kubernetes.replica_scaling import ReplicaScaler
 from scheduler.kubernetes.resource_publisher import ResourcePublisher
 from scheduler.kubernetes.resource_writer import ResourceWriter
@@ -58,20 +59,22 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
     limits = ClientLimits(qps=settings.kubernetes_qps, burst=settings.kubernetes_burst)
     cluster = connect(kubeconfig, limits=limits, on_request=_record_request, may_write=lambda: election.is_leading)
     mirrors = ClusterCache(cluster)
+    objects = JobObjectActions(
+        cluster,
+        mirrors,
+        _build_job_defaults(settings),
+        epoch=lambda: controller.epoch,
+        agent_token=partial(issue_agent_token, load_token_secret(settings.token_secret_path)),
+    )
     executor = KubernetesExecutor(
-        JobObjectActions(
-            cluster,
-            mirrors,
-            _build_job_defaults(settings),
-            epoch=lambda: controller.epoch,
-            agent_token=partial(issue_agent_token, load_token_secret(settings.token_secret_path)),
-        ),
+        objects,
         NodeLending(cluster, mirrors, epoch=lambda: controller.epoch),
         view=mirrors.get_view,
         run_log=store.run_log,
         now=clock.now_s,
         epoch=lambda: controller.epoch,
         actions=ActionPool(available_requests=cluster.count_available_requests),
+        prefetches=Prefetches(cluster, mirrors, list_job_images=objects.list_images),
         standby=StandbyReplicas(warm=WarmControl(cluster), may_act=lambda: election.is_leading),
         start_timeout_s=settings.pod_start_timeout_s,
     )

@@ -118,7 +118,8 @@ class Node:
     and `quarantine` says so; it is empty on other nodes. `capacity` is what it offers besides GPUs, as last observed;
     None outside of Kubernetes. A node that is not `lendable` stays with inference, and no loan of the node is proposed
     before `vetoed_until_s`. `standby` are the replicas that can sleep on it, None if its pool has no standby or the
-    executor does not observe them. `prefetches` are the ended ones of its current loan.
+    executor does not observe them. `prefetches` are the ended ones whose pods still
+    exist.
     """
 
     name: str

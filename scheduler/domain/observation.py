@@ -113,7 +113,7 @@ class NodeFacts:
     """Observed facts of a node. The numbers of GPUs and `capacity` are defined as in `Node`.
 
     `replica_start` is the start of the inference replica on it that became ready last; None if none is known. `standby`
-    is None if the pool of the node has no standby. `prefetches` are the ended ones of the current loan.
+    is None if the pool of the node has no standby. `prefetches` are the ended ones whose pods still exist.
     """
 
     up: bool = True

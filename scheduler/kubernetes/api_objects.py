@@ -44,6 +44,7 @@ VOLUME_CLAIM = ResourceKind("", "v1", "PersistentVolumeClaim", "persistentvolume
 PERSISTENT_VOLUME = ResourceKind("", "v1", "PersistentVolume", "persistentvolumes", is_namespaced=False)
 EVENT = ResourceKind("events.k8s.io", "v1", "Event", "events")
 LEASE = ResourceKind("coordination.k8s.io", "v1", "Lease", "leases")
+POD_TEMPLATE = ResourceKind("", "v1", "PodTemplate", "podtemplates")
 DEPLOYMENT = ResourceKind("apps", "v1", "Deployment", "deployments")
 AUTOSCALER = ResourceKind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 SCALED_OBJECT = ResourceKind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")

@@ -67,7 +67,7 @@ class ClusterView:
     `pods` are all pods that request GPUs or belong to Ebbtide. `elastic_jobs` are keyed by namespace and claimed job
     id. `services` (job id) and `plans` are keyed by (namespace, name). `tolerations` are keyed by Pool.
     `other_requests` are the requests, by node, of pods that are not among `pods`. `standby_candidates` are all foreign
-    pods in the namespaces of standby replicas.
+    pods in the namespaces of standby replicas. `prefetch_pods` load images or weights onto nodes.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -78,6 +78,7 @@ class ClusterView:
     tolerations: Mapping[str, tuple[Toleration, ...]] = field(default_factory=dict)
     other_requests: Mapping[str, Resources] = field(default_factory=dict)
     standby_candidates: tuple[PodView, ...] = ()
+    prefetch_pods: tuple[PodView, ...] = ()
 
     def pods_by_job(self) -> dict[str, list[PodView]]:
         return group_by_job(self.pods)
@@ -230,6 +231,7 @@ class ClusterCache:
             plans={key: _parse_plan(item) for key, item in self.plans.snapshot().items()},
             tolerations={name: pool.tolerations for name, pool in pools.items()},
             other_requests=sum_requests_by_node(pod for pod in pods if not pod.gpus and not pod.is_ours),
+            prefetch_pods=tuple(pod for pod in pods if pod.prefetch is not None),
             standby_candidates=tuple(pod for pod in pods if pod.namespace in namespaces and not pod.is_ours),
         )
 

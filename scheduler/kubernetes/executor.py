@@ -39,6 +39,7 @@ from scheduler.kubernetes.pod_changes import (
     plan_pod_changes,
     select_gang_to_bind,
 )
+from scheduler.kubernetes.prefetching import Prefetches
 from scheduler.kubernetes.standby_orders import plan_standby_orders
 from scheduler.store.protocol import RunLog
 
@@ -49,7 +50,8 @@ class KubernetesExecutor:
     """Executor on Kubernetes.
 
     `view` returns the cluster, own writes included; `epoch` is the leader's epoch, stamped on all writes. A start that
-    cannot proceed is given up after `start_timeout_s`. `standby` keeps replicas of inference idle on lent nodes.
+    cannot proceed is given up after `start_timeout_s`. `standby` keeps replicas of inference idle on lent nodes, and
+    `prefetches` loads images and weights onto nodes before they change hands.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class KubernetesExecutor:
         now: Callable[[], float],
         epoch: Callable[[], int],
         actions: ActionPool,
+        prefetches: Prefetches,
         standby: StandbyReplicas | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
@@ -71,6 +74,7 @@ class KubernetesExecutor:
         self._ledger = RunLedger(run_log, epoch=epoch)
         self._now = now
         self._actions = actions
+        self._prefetches = prefetches
         self._standby = standby or StandbyReplicas()
         self._start_timeout_s = start_timeout_s
         self._capacities = NodeCapacities()
@@ -87,7 +91,8 @@ class KubernetesExecutor:
         now_s, view = self._now(), self._verified_view()
         runs = tuple(self._all_runs(view, self._runs_from_agents(view, now_s), now_s))
         standby = self._standby.list_facts(now_s)
-        nodes = observe_nodes(self._desired, view, self._capacities.find(self._desired, view), standby)
+        prefetches = self._prefetches.list_results(self._desired, view, now_s)
+        nodes = observe_nodes(self._desired, view, self._capacities.find(self._desired, view), standby, prefetches)
         return Observation(
             now_s,
             self._converged_generation,
@@ -121,6 +126,7 @@ class KubernetesExecutor:
         begun = self._ledger.list_begun_runs()
         self._begin_generations(desired, begun, now_s)
         self._ledger.prune(desired, begun)
+        self._actions.run_batch(self._prefetches.plan(desired, self._verified_view(), now_s))
         if not ambiguous:
             self._converged_generation = desired.generation
 
