@@ -126,7 +126,7 @@ class KubernetesExecutor:
         begun = self._ledger.list_begun_runs()
         self._begin_generations(desired, begun, now_s)
         self._ledger.prune(desired, begun)
-        self._actions.run_batch(self._prefetches.plan(desired, self._verified_view(), now_s))
+        self._actions.run_batch(self._prefetches.plan(desired, self._view(), now_s))
         if not ambiguous:
             self._converged_generation = desired.generation
 

@@ -133,9 +133,9 @@ class Uninstallation:
         try:
             if stops_jobs:
                 self._delete_pods()
+                self._delete_prefetches()
             else:
                 self._require_unused()
-            self._delete_prefetches()
             self._return_nodes()
             self._delete_loans()
             for kind, finalizer in _FINALIZERS:
@@ -197,6 +197,7 @@ class Uninstallation:
             self._cluster.delete(POD, name_of(pod), namespace_of(pod), uid=uid_of(pod))
 
     def _delete_prefetches(self) -> None:
+        """Delete the pods that load images or weights. Without permission to do so, they end at their deadlines."""
         selector = f"{PREFETCH_LABEL},{MANAGED_BY_LABEL}={SCHEDULER_NAME}"
         for pod in self._cluster.list(POD, label_selector=selector).items:
             self._cluster.delete(POD, name_of(pod), namespace_of(pod), uid=uid_of(pod))

@@ -37,6 +37,7 @@ from scheduler.kubernetes.api_objects import (
     NODE,
     PERSISTENT_VOLUME,
     POD,
+    POD_TEMPLATE,
     POOL,
     QUEUE,
     SECRET,
@@ -294,6 +295,11 @@ def test_the_api_may_do_nothing_at_all(control_plane: ControlPlane, granted: Non
         assert is_forbidden(partial(opened.list, kind, namespace=HOME)), kind
         assert is_forbidden(partial(opened.create, kind, build_config_map("mine", HOME))), kind
     opened.close()
+
+
+def test_templates_of_weights_are_read_one_by_one(operator: KubernetesClient, namespace: str) -> None:
+    assert operator.get_or_none(POD_TEMPLATE, "any", namespace) is None
+    assert is_forbidden(lambda: operator.list(POD_TEMPLATE, namespace=namespace))
 
 
 def test_warm_replicas_are_labelled_only_in_the_namespaces_of_the_chart(
