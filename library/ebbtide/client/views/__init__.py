@@ -44,6 +44,7 @@ from ebbtide.client.views.fleet import (
     PoolExplanationView,
     PoolForecastView,
     PoolSummaryView,
+    PrefetchResultView,
     ProblemsView,
     ProblemView,
     QueueView,
@@ -134,11 +135,13 @@ from ebbtide.client.views.serving import (
     PoolNetworkView,
     PoolServingView,
     PoolView,
+    PrefetchPolicyView,
     ReplicaAdviceView,
     ServedModelView,
     ShadowView,
     StandbyView,
     WayBackView,
+    WeightsView,
 )
 from ebbtide.client.views.simulations import (
     SimulationChartsView,
@@ -224,6 +227,8 @@ __all__ = [
     "PoolSummaryView",
     "PoolView",
     "PreemptedJobView",
+    "PrefetchPolicyView",
+    "PrefetchResultView",
     "ProblemDayView",
     "ProblemView",
     "ProblemsView",
@@ -273,6 +278,7 @@ __all__ = [
     "WayBackView",
     "WebhookSecretView",
     "WebhookView",
+    "WeightsView",
     "WhoAmIView",
     "WorkdirView",
 ]
