@@ -72,11 +72,11 @@ class PrefetchPolicyView(TypedDict):
 class PrefetchResultView(TypedDict):
     """The end of a prefetch on a node, until its pod is removed."""
 
-    id: Annotated[str, Field(description="Unique id of the prefetch.")]
+    id: Annotated[str, Field(description="Uid of its pod, or the name of a pod that was rejected.")]
     purpose: Annotated[
         PrefetchPurpose,
         Field(description="`training`: images of jobs. `serving`: images of inference pods. `weights`: a PodTemplate."),
     ]
     at_s: Annotated[float, Field(description="When its end was observed, in seconds since 1970 (UTC).")]
-    seconds: Annotated[float, Field(description="Seconds that it took.")]
+    seconds: Annotated[float, Field(description="Time from the creation of its pod to its end.")]
     error: Annotated[str, Field(description="Why it failed. Empty: all was loaded.")]

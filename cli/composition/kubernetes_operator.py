@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 
 from cli.composition.service import assemble_controller, build_retention, make_holder_id, start_clock
@@ -59,13 +60,7 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
     limits = ClientLimits(qps=settings.kubernetes_qps, burst=settings.kubernetes_burst)
     cluster = connect(kubeconfig, limits=limits, on_request=_record_request, may_write=lambda: election.is_leading)
     mirrors = ClusterCache(cluster)
-    objects = JobObjectActions(
-        cluster,
-        mirrors,
-        _build_job_defaults(settings),
-        epoch=lambda: controller.epoch,
-        agent_token=partial(issue_agent_token, load_token_secret(settings.token_secret_path)),
-    )
+    objects = _build_job_objects(settings, cluster, mirrors, lambda: controller.epoch)
     executor = KubernetesExecutor(
         objects,
         NodeLending(cluster, mirrors, epoch=lambda: controller.epoch),
@@ -113,10 +108,14 @@ def _build_publisher(cluster: KubernetesClient, mirrors: ClusterCache, events: E
     return ResourcePublisher(ResourceWriter(cluster, mirrors), events, actions)
 
 
-def _build_job_defaults(settings: Settings) -> JobDefaults:
+def _build_job_objects(
+    settings: Settings, cluster: KubernetesClient, mirrors: ClusterCache, epoch: Callable[[], int]
+) -> JobObjectActions:
     agent = AgentImage(settings.agent_image, AgentDelivery(settings.agent_delivery))
     secrets = tuple(filter(None, settings.image_pull_secrets.split(",")))
-    return JobDefaults(settings.job_namespace, settings.worker_url, settings.worker_image, agent, secrets)
+    defaults = JobDefaults(settings.job_namespace, settings.worker_url, settings.worker_image, agent, secrets)
+    agent_token = partial(issue_agent_token, load_token_secret(settings.token_secret_path))
+    return JobObjectActions(cluster, mirrors, defaults, epoch=epoch, agent_token=agent_token)
 
 
 def build_uninstallation(settings: Settings) -> Uninstallation:

@@ -130,8 +130,9 @@ def test_weights_are_loaded_while_training_leaves(site: Operated, played: Played
     lend(site)
     assert list_prefetch_pods(site) == []
     site.scale_inference(2)
-    (pod,) = eventually(lambda: list_prefetch_pods(site), what="the pod of the template exists") or ()
-    site.cluster.bind(pod, f"{site.namespace}-i0")
+    eventually(lambda: list_prefetch_pods(site), what="the pod of the template exists")
+    for pod in list_prefetch_pods(site):
+        site.cluster.bind(pod, f"{site.namespace}-i0")
     eventually(lambda: played.pods, what="it runs")
     eventually(lambda: not site.lent_nodes(), what="the node is home")
     eventually(lambda: not list_prefetch_pods(site), what="the pod is removed")
