@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
-from scheduler.domain.fleet import LoanState
+from scheduler.domain.commands import AddNode, Command, CommandBody, CreatePool, ReportDemand, SubmitJob
+from scheduler.domain.fleet import LoanState, Pool, PoolKind
 from scheduler.domain.job_state import JobState
-from scheduler.domain.lending_policy import LendingPolicy
+from scheduler.domain.lending_policy import DAY_S, LendingPolicy
 from scheduler.domain.machine import Machine
 from scheduler.domain.observation import NodeFacts
+from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.standby import Standby, StandbyPhase
 from scheduler.executors.agent_executor import AgentExecutor
 from scheduler.executors.inference_placement import plan_engine_orders
 from scheduler.executors.run_ledger import RunLedger
 from scheduler.executors.standby_replicas import StandbyReplicas
-from tests.builders import a_fleet, a_job, a_loan, a_node, a_snapshot
+from scheduler.forecast.forecaster import PoolForecaster
+from scheduler.runtime.clock import ManualClock
+from scheduler.runtime.demand_forecasts import DemandForecaster
+from scheduler.runtime.reconciler import tick
+from scheduler.scheduling.policies.settings import PolicySettings
+from scheduler.scheduling.policy_sets import load_policy_set
+from scheduler.store.memory_store import MemoryStore
+from tests.builders import a_fleet, a_job, a_loan, a_node, a_snapshot, a_spec
 from tests.kubernetes.waiting import eventually
 from tests.memory_run_log import MemoryRunLog
 from tests.sleeping_engine import SleepingEngine, serving_engine
@@ -152,3 +162,62 @@ def test_one_url_serves_a_pool_of_one_node() -> None:
     order = plan_engine_orders(a_snapshot(fleet), down=())["i0"]
     assert [each.url for each in order.replicas] == ["https://gpu-1/engine"]
     assert replace(order, absence="") == order
+
+
+class Controller:
+    """Ticks over the machine of a world, with a job that wants its GPUs."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.store, self.clock = world, MemoryStore(), ManualClock(NOW_S)
+        self.policies = load_policy_set("ebbtide", PolicySettings(full_pass_period_s=1.0))
+        self.forecaster = DemandForecaster(self.store, PoolForecaster, history_s=DAY_S, fits=ThreadPoolExecutor(1))
+        self.sent = 0
+        lease = self.store.acquire_lease("test", now_s=NOW_S, ttl_s=1e9)
+        assert lease is not None
+        self.epoch = lease.epoch
+        rules = LendingPolicy(
+            headroom=0.0, return_deadline_s=60.0, cold_start_s=0.0, demand_profile=(0.0,) * 24, standby=world.standby
+        )
+        self.send(CreatePool(Pool("inference", PoolKind.INFERENCE, rules)))
+        self.send(AddNode(a_node(NODE, "inference")))
+        self.send(ReportDemand("inference", 0.0))
+        self.send(SubmitJob("a", a_spec(8)))
+
+    def send(self, body: CommandBody) -> None:
+        self.sent += 1
+        assert self.store.send(Command(f"command-{self.sent}", self.clock.now_s(), body))
+
+    def step(self) -> Snapshot:
+        now_s = self.clock.now_s() + 1.0
+        self.clock.move_to(now_s)
+        self.world.now_s = now_s
+        self.world.machine = replace(self.world.machine, seen_at_s=now_s)
+        learned = self.forecaster.make_forecasts(self.store.load().snapshot, now_s)
+        tick(self.store, self.world.executor, self.clock, self.policies, epoch=self.epoch, planning_inputs=learned)
+        return self.store.load().snapshot
+
+    def until(self, reached: Callable[[Snapshot], object], what: str) -> Snapshot:
+        eventually(lambda: reached(self.step()), what=what, timeout_s=20.0)
+        return self.store.load().snapshot
+
+
+def test_job_gets_the_node_only_after_its_engine_sleeps_and_inference_only_after_it_wakes(world: World) -> None:
+    """Ticks follow each other in a few milliseconds, so the engine answers after several of them."""
+    world.engine.order_s = 0.2
+    controller = Controller(world)
+    offered = controller.until(lambda snapshot: snapshot.loans, "the node is offered")
+    assert offered.loans[NODE].state is LoanState.OFFERED
+    held = controller.until(lambda snapshot: snapshot.jobs["a"].allocation.target, "the job gets the node")
+    assert held.loans[NODE].state is LoanState.ACTIVE
+    assert world.engine.is_sleeping
+    controller.send(ReportDemand("inference", 8.0))
+    home = controller.until(lambda snapshot: not snapshot.loans, "the node is home")
+    assert not home.jobs["a"].allocation.target
+    awake = controller.until(lambda snapshot: is_awake(snapshot), "the engine is awake")
+    assert not world.engine.is_sleeping
+    assert len(awake.return_times["inference"].wake_times_s) == 1
+
+
+def is_awake(snapshot: Snapshot) -> bool:
+    standby = snapshot.nodes[NODE].standby
+    return standby is not None and standby.phase is StandbyPhase.AWAKE
