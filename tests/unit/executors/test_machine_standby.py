@@ -213,8 +213,8 @@ def test_job_gets_the_node_only_after_its_engine_sleeps_and_inference_only_after
     controller.send(ReportDemand("inference", 8.0))
     home = controller.until(lambda snapshot: not snapshot.loans, "the node is home")
     assert not home.jobs["a"].allocation.target
-    awake = controller.until(lambda snapshot: is_awake(snapshot), "the engine is awake")
-    assert not world.engine.is_sleeping
+    awake = controller.until(is_awake, "the engine is awake")
+    assert world.engine.orders == ["POST /sleep?level=1", "POST /wake_up"]
     assert len(awake.return_times["inference"].wake_times_s) == 1
 
 
