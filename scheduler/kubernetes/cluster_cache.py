@@ -67,7 +67,7 @@ class ClusterView:
     `pods` are all pods that request GPUs or belong to Ebbtide. `elastic_jobs` are keyed by namespace and claimed job
     id. `services` (job id) and `plans` are keyed by (namespace, name). `tolerations` are keyed by Pool.
     `other_requests` are the requests, by node, of pods that are not among `pods`. `standby_candidates` are all foreign
-    pods in the namespaces of standby replicas. `prefetch_pods` load images or weights onto nodes.
+    pods in the namespaces of standby replicas, and `prefetch_pods` those that load images or weights onto nodes.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -232,7 +232,9 @@ class ClusterCache:
             tolerations={name: pool.tolerations for name, pool in pools.items()},
             other_requests=sum_requests_by_node(pod for pod in pods if not pod.gpus and not pod.is_ours),
             prefetch_pods=tuple(pod for pod in pods if pod.prefetch is not None),
-            standby_candidates=tuple(pod for pod in pods if pod.namespace in namespaces and not pod.is_ours),
+            standby_candidates=tuple(
+                pod for pod in pods if pod.namespace in namespaces and not pod.is_ours and pod.prefetch is None
+            ),
         )
 
     def _with_binding(self, pod: PodView) -> PodView:

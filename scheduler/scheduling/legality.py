@@ -249,7 +249,7 @@ def _find_failed_wakes(snapshot: Snapshot) -> Iterator[Breach]:
     for name in sorted(snapshot.index.wake_failed):
         standby = snapshot.nodes[name].standby
         assert standby is not None, "the index names nodes with standby replicas"
-        detail = f"an inference replica on node {name} did not wake: {standby.detail}"
+        detail = f"an inference replica on node {name} does not serve again: {standby.detail}"
         yield Breach(BreachKind.REPLICA_NOT_AWAKE, name, detail)
 
 
