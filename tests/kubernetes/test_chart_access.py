@@ -129,7 +129,8 @@ def test_jobs_run_and_nodes_are_lent_and_recalled(
     operator: KubernetesClient, kubelet: FakeKubelet, namespace: str, tmp_path: Path
 ) -> None:
     site = Site(operator, kubelet, namespace, tmp_path)
-    site.add_pools(training=1, inference=2, lending=LendingPolicy(headroom=0.0, return_deadline_s=30, cold_start_s=0))
+    lending = LendingPolicy(headroom=0.0, return_deadline_s=30, cold_start_s=0, demand_profile=(0.0,) * 24)
+    site.add_pools(training=1, inference=2, lending=lending)
     site.send(ReportDemand("inference", 0.0))
     site.send(
         SubmitJob(
