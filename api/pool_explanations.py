@@ -75,7 +75,7 @@ class PoolExplanationView(TypedDict):
     cordoned_gpus: Annotated[int, Field(description="Number of GPUs on cordoned nodes that inference cannot use.")]
     vetoed_nodes: Annotated[int, Field(description="Number of nodes that a veto protects now.")]
     standby_blocked_nodes: Annotated[
-        int, Field(description="Number of nodes that are up, not on loan, and without a replica that can sleep.")
+        int, Field(description="Number of nodes that are up, not on loan, and without a replica that can be idle.")
     ]
     lent_nodes: Annotated[int, Field(description="Number of nodes that are offered, lent or being returned.")]
     proposed_nodes: Annotated[int, Field(description="Number of proposed loans, whose notice has not ended.")]

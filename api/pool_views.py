@@ -12,9 +12,9 @@ from api.loans import LoanView, find_open_receipt, loan_view
 from api.pool_calendar import BlackoutView, KnownEventView
 from api.pool_explanations import ShadowView, shadow_view
 from api.serving_views import ServedModelView, served_model_views
+from api.standby_views import PrefetchPolicyView, PrefetchResultView, StandbyStateView, StandbyView
 from scheduler.documents.demand_source import DemandQueryDocument, DemandSourceDocument, to_source_document
 from scheduler.documents.fleet import LendingDocument, PoolNetworkDocument
-from scheduler.documents.standby import StandbyDocument
 from scheduler.domain.codec import encode
 from scheduler.domain.demand_source import DemandUnit, InferenceServer, PrometheusDemand
 from scheduler.domain.fleet import (
@@ -31,7 +31,6 @@ from scheduler.domain.fleet import (
 from scheduler.domain.lending_policy import LendingMode, LendingPolicy
 from scheduler.domain.shortages import ShortageRecord
 from scheduler.domain.snapshot import Snapshot
-from scheduler.domain.standby import StandbyPhase
 from scheduler.scheduling.policies.lending_promise import find_working_quantile
 from scheduler.scheduling.policies.way_back import measure_way_back
 from scheduler.solver.profiles.catalog import is_estimated_gpu
@@ -39,39 +38,7 @@ from scheduler.solver.profiles.catalog import is_estimated_gpu
 _NETWORK = {name: info.description for name, info in PoolNetworkDocument.model_fields.items()}
 _QUERY = {name: info.description for name, info in DemandQueryDocument.model_fields.items()}
 _SOURCE = {name: info.description for name, info in DemandSourceDocument.model_fields.items()}
-_STANDBY = {name: info.description for name, info in StandbyDocument.model_fields.items()}
 _LENDING = {name: info.description for name, info in LendingDocument.model_fields.items()}
-
-
-class StandbyView(TypedDict):
-    """Replicas that sleep on a node while it is lent."""
-
-    namespace: Annotated[str, Field(description=_STANDBY["namespace"])]
-    selector: Annotated[dict[str, str], Field(description=_STANDBY["selector"])]
-    port: Annotated[int, Field(description=_STANDBY["port"])]
-    level: Annotated[int, Field(description=_STANDBY["level"])]
-    gpu_memory_bytes: Annotated[int, Field(description="Memory of each GPU that sleeping replicas keep, in bytes.")]
-    host_memory_bytes: Annotated[int, Field(description="Memory of the node that they keep in total, in bytes.")]
-    wake_s: Annotated[float | None, Field(description=_STANDBY["wake_s"])]
-    timeout_s: Annotated[float, Field(description=_STANDBY["timeout_s"])]
-
-
-class StandbyStateView(TypedDict):
-    """State of the inference replicas on a node that can sleep."""
-
-    phase: Annotated[
-        StandbyPhase,
-        Field(
-            description="`awake`, `asleep`, or `absent` if the node has no replica that can sleep. `sleep_failed`, "
-            "`wake_failed`: a replica did not fall asleep, or did not wake."
-        ),
-    ]
-    since_s: Annotated[float, Field(description="When the phase was first observed, in seconds since 1970 (UTC).")]
-    detail: Annotated[str, Field(description="Why the replicas are absent or have failed. Empty: they have not.")]
-    failure: Annotated[str, Field(description="Why they last did not fall asleep. Empty: they did.")]
-    retry_at_s: Annotated[
-        float, Field(description="Time before which the node is not lent, in seconds since 1970 (UTC).")
-    ]
 
 
 class LendingPolicyView(TypedDict):
@@ -105,6 +72,7 @@ class LendingPolicyView(TypedDict):
     notice_s: Annotated[float, Field(description=_LENDING["notice_s"])]
     veto_s: Annotated[float, Field(description=_LENDING["veto_s"])]
     standby: Annotated[StandbyView | None, Field(description=_LENDING["standby"])]
+    prefetch: Annotated[PrefetchPolicyView | None, Field(description=_LENDING["prefetch"])]
 
 
 class DemandView(TypedDict):
@@ -294,8 +262,9 @@ class NodeView(TypedDict):
         list[IncidentView], Field(description="Jobs that it has failed or slowed in the last day, oldest first.")
     ]
     lendable: Annotated[bool, Field(description="Whether it can be lent, if its pool serves inference.")]
-    standby: Annotated[
-        StandbyStateView | None, Field(description="Its replicas that can sleep. Null: its pool has none.")
+    standby: Annotated[StandbyStateView | None, Field(description="Its standby replicas. Null: its pool has none.")]
+    prefetches: Annotated[
+        list[PrefetchResultView], Field(description="Ended prefetches of images and weights whose pods still exist.")
     ]
     inference_gpus: Annotated[int, Field(description="Number of GPUs that inference uses, as last observed.")]
     other_gpus: Annotated[int, Field(description="Number of GPUs used by anything else outside Ebbtide.")]
@@ -393,6 +362,7 @@ def node_view(node: Node, snapshot: Snapshot, principal: Principal) -> NodeView:
         "incidents": [incident_view(incident) for incident in node.incidents],
         "lendable": node.lendable,
         "standby": None if node.standby is None else encode(node.standby),
+        "prefetches": [encode(result) for result in node.prefetches],
         "inference_gpus": node.inference_gpus,
         "other_gpus": node.other_gpus,
         "serves_training": snapshot.serves_training(node),

@@ -19,6 +19,7 @@ from scheduler.kubernetes.api_objects import NODE, PERSISTENT_VOLUME, POD, VOLUM
 from scheduler.kubernetes.executor import KubernetesExecutor
 from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
 from scheduler.kubernetes.node_lending import NodeLending
+from scheduler.kubernetes.prefetching import Prefetches
 from scheduler.runtime.clock import ManualClock
 from scheduler.runtime.reconciler import tick
 from scheduler.scheduling.policies.settings import PolicySettings
@@ -72,6 +73,7 @@ class World:
             now=self.clock.now_s,
             epoch=lambda: self.epoch,
             actions=self.actions,
+            prefetches=Prefetches(cluster, cluster, list_job_images=objects.list_images),
         )
         self.agents = FakeAgents(cast(Any, self.cluster), self.run_log, steps=3)
         self.policies = load_policy_set(self.policy, PolicySettings(leave_grace_s=20.0, full_pass_period_s=30.0))

@@ -337,15 +337,15 @@ def render_nodes(nodes: Iterable[FleetJson]) -> RenderableType:
 
 
 _STANDBY_WORDS = {
-    "asleep": "replicas asleep",
+    "asleep": "replicas idle",
     "absent": "no standby replica",
-    "sleep_failed": "replica failed to sleep",
-    "wake_failed": "replica failed to wake",
+    "sleep_failed": "replica did not become idle",
+    "wake_failed": "replica did not serve again",
 }
 
 
 def format_node_state(node: FleetJson) -> str:
-    """Format a node's state: `up`, `up, cordoned`, `up, not lendable`, `up, loan active, replicas asleep`."""
+    """Format a node's state: `up`, `up, cordoned`, `up, not lendable`, `up, loan active, replicas idle`."""
     words = [node["state"]]
     if node["quarantine"]:
         words.append("quarantined")

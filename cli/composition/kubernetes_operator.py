@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 
 from cli.composition.service import assemble_controller, build_policies, build_retention, make_holder_id, start_clock
 from scheduler.domain.worker_token import issue_agent_token
+from scheduler.executors.standby_replicas import StandbyReplicas
 from scheduler.kubernetes.agent_injection import AgentDelivery, AgentImage
 from scheduler.kubernetes.api_actions import ActionPool
 from scheduler.kubernetes.client import KubernetesClient, connect
@@ -20,11 +22,12 @@ from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
 from scheduler.kubernetes.leader_election import ELECTION_LIMITS, OPERATOR_LEASE, LeaderElector
 from scheduler.kubernetes.node_lending import NodeLending
 from scheduler.kubernetes.operator_loop import LoopIteration, Operator, OperatorState
+from scheduler.kubernetes.prefetching import Prefetches
 from scheduler.kubernetes.replica_scaling import ReplicaScaler
 from scheduler.kubernetes.resource_publisher import ResourcePublisher
 from scheduler.kubernetes.resource_writer import ResourceWriter
-from scheduler.kubernetes.standby_replicas import StandbyReplicas
 from scheduler.kubernetes.uninstallation import Uninstallation
+from scheduler.kubernetes.warm_replicas import WarmControl
 from scheduler.runtime.background import run_in_background
 from scheduler.runtime.clock import RealClock
 from scheduler.runtime.controller import open_when_available
@@ -58,21 +61,17 @@ def build_operator(settings: Settings, store: SqlStore) -> Operator:
     limits = ClientLimits(qps=settings.kubernetes_qps, burst=settings.kubernetes_burst)
     cluster = connect(kubeconfig, limits=limits, on_request=_record_request, may_write=lambda: election.is_leading)
     mirrors = ClusterCache(cluster)
+    objects = _build_job_objects(settings, cluster, mirrors, lambda: controller.epoch)
     executor = KubernetesExecutor(
-        JobObjectActions(
-            cluster,
-            mirrors,
-            _build_job_defaults(settings),
-            epoch=lambda: controller.epoch,
-            agent_token=partial(issue_agent_token, load_token_secret(settings.token_secret_path)),
-        ),
+        objects,
         NodeLending(cluster, mirrors, epoch=lambda: controller.epoch),
         view=mirrors.get_view,
         run_log=store.run_log,
         now=clock.now_s,
         epoch=lambda: controller.epoch,
         actions=ActionPool(available_requests=cluster.count_available_requests),
-        standby=StandbyReplicas(may_act=lambda: election.is_leading),
+        prefetches=Prefetches(cluster, mirrors, list_job_images=objects.list_images),
+        standby=StandbyReplicas(warm=WarmControl(cluster), may_act=lambda: election.is_leading),
         start_timeout_s=settings.pod_start_timeout_s,
     )
     controller = assemble_controller(
@@ -110,10 +109,14 @@ def _build_publisher(cluster: KubernetesClient, mirrors: ClusterCache, events: E
     return ResourcePublisher(ResourceWriter(cluster, mirrors), events, actions)
 
 
-def _build_job_defaults(settings: Settings) -> JobDefaults:
+def _build_job_objects(
+    settings: Settings, cluster: KubernetesClient, mirrors: ClusterCache, epoch: Callable[[], int]
+) -> JobObjectActions:
     agent = AgentImage(settings.agent_image, AgentDelivery(settings.agent_delivery))
     secrets = tuple(filter(None, settings.image_pull_secrets.split(",")))
-    return JobDefaults(settings.job_namespace, settings.worker_url, settings.worker_image, agent, secrets)
+    defaults = JobDefaults(settings.job_namespace, settings.worker_url, settings.worker_image, agent, secrets)
+    agent_token = partial(issue_agent_token, load_token_secret(settings.token_secret_path))
+    return JobObjectActions(cluster, mirrors, defaults, epoch=epoch, agent_token=agent_token)
 
 
 def build_uninstallation(settings: Settings) -> Uninstallation:

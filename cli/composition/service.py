@@ -22,6 +22,7 @@ from scheduler.domain.tick_report import TickReport
 from scheduler.executors.agent_executor import AgentExecutor
 from scheduler.executors.executor import Executor
 from scheduler.executors.run_ledger import RunLedger
+from scheduler.executors.standby_replicas import StandbyReplicas
 from scheduler.executors.stored_logs import LogRoot
 from scheduler.forecast.forecaster import HISTORY_SEASONS, PoolForecaster
 from scheduler.runtime.background import run_in_background
@@ -76,7 +77,13 @@ def build_controller(
     """
     clock = clock or start_clock(store)
     ledger = RunLedger(store.run_log, epoch=lambda: controller.epoch)
-    executor = AgentExecutor(ledger, store.machines, now=clock.now_s, disconnect_s=settings.disconnect_s)
+    executor = AgentExecutor(
+        ledger,
+        store.machines,
+        now=clock.now_s,
+        disconnect_s=settings.disconnect_s,
+        standby=StandbyReplicas(may_act=lambda: controller.is_leader),
+    )
     controller = assemble_controller(
         settings, store, executor, clock, holder=make_holder_id(), has_news=executor.has_pending_changes, at=at
     )

@@ -29,6 +29,7 @@ from scheduler.documents.fleet import (
 )
 from scheduler.documents.job_labels import select_object_labels
 from scheduler.documents.pool_calendar import CronText, DemandProfile, OptionalZoneName, ZoneName
+from scheduler.documents.prefetch import PrefetchSpec
 from scheduler.documents.serving import PoolModels, check_served_names, to_served_model
 from scheduler.documents.standby import StandbySpec
 from scheduler.documents.units import Duration, PositiveDuration, Size
@@ -105,6 +106,7 @@ class LendingSpec(Document):
     notice: Duration = _DEFAULT_LENDING.notice_s
     veto_period: Duration = _DEFAULT_LENDING.veto_s
     standby: StandbySpec | None = None
+    prefetch: PrefetchSpec | None = None
 
     @model_validator(mode="after")
     def _check_risk(self) -> Self:
@@ -218,6 +220,10 @@ class PoolSpec(Document):
             if self.kind is PoolKind.TRAINING and value is not None:
                 raise invalid_field(field, "given", f"nothing; only pools of kind inference have {field}")
         check_served_names(self.serving)
+        standby = None if self.lending is None else self.lending.standby
+        if standby is not None and self.gpu_memory is not None and standby.gpu_memory >= self.gpu_memory:
+            less = f"less than gpuMemory, which is {self.gpu_memory} bytes"
+            raise invalid_field("lending.standby.gpuMemory", standby.gpu_memory, less)
         if self.serving and self.demand is not None and self.demand.source != "push":
             raise invalid_field("serving", "given", f"nothing with demand.source {self.demand.source}; use push")
         return self
@@ -265,6 +271,7 @@ def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> Lend
         "notice_s": spec.notice,
         "veto_s": spec.veto_period,
         "standby": None if spec.standby is None else spec.standby.to_document(),
+        "prefetch": None if spec.prefetch is None else spec.prefetch.to_document(),
     }
     return to_lending_policy(parse_document(LendingDocument, document))
 

@@ -29,6 +29,7 @@ from scheduler.documents.pool_calendar import (
     to_blackouts,
     to_known_events,
 )
+from scheduler.documents.prefetch import PrefetchDocument, to_prefetch
 from scheduler.documents.serving import PoolModels, check_served_names, to_served_model
 from scheduler.documents.standby import StandbyDocument, to_standby
 from scheduler.documents.units import Duration, PositiveDuration, Size
@@ -184,8 +185,13 @@ class LendingDocument(Document):
     )
     standby: StandbyDocument | None = Field(
         default=None,
-        description="Replicas that sleep on a node while it is lent. A node whose replicas do not fall asleep is not "
-        "lent, and outside Kubernetes none is. Null: pods leave a node before it is lent.",
+        description="Replicas that stay on a node while it is lent, asleep or without requests. A node whose replicas "
+        "do not become idle is not lent. Null: pods leave a node before it is lent.",
+    )
+    prefetch: PrefetchDocument | None = Field(
+        default=None,
+        description="Images and weights that are loaded onto a node before it is lent and before it is returned, on "
+        "Kubernetes. Null: none.",
     )
 
     @model_validator(mode="after")
@@ -306,7 +312,7 @@ def to_lending_policy(document: LendingDocument | None, *, zone: str = "") -> Le
     """
     if document is None:
         return LendingPolicy()
-    values = document.model_dump(exclude={"blackouts", "known_events", "demand_profile", "standby"})
+    values = document.model_dump(exclude={"blackouts", "known_events", "demand_profile", "standby", "prefetch"})
     try:
         return LendingPolicy(
             **values,
@@ -314,6 +320,7 @@ def to_lending_policy(document: LendingDocument | None, *, zone: str = "") -> Le
             known_events=to_known_events(document.known_events, zone or document.time_zone),
             demand_profile=tuple(document.demand_profile),
             standby=to_standby(document.standby),
+            prefetch=to_prefetch(document.prefetch),
         )
     except ValueError as error:
         raise InvalidDocumentError(InvalidField("lending", None, str(error))) from None

@@ -52,6 +52,8 @@ class EventCode(StrEnum):
     RECALL_RECEIPT = "RecallReceipt"
     REPLICAS_PROPOSED = "ReplicasProposed"
     STANDBY_CHANGED = "StandbyChanged"
+    NODE_PREFETCHED = "NodePrefetched"
+    PREFETCH_FAILED = "PrefetchFailed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,8 @@ class Event:
     """Something that happened. `subject` is a job id, node, pool, queue, loan or GPU model.
 
     `numbers` are the numbers in `message`. `cause` is one word for counters: the cause of lost work, the reason code of
-    a decision, the new state of a job or node, or the outcome of a recall. For a failed precondition it is the
-    command's id. `job` is the job's state after the event, if it changed.
+    a decision, the new state of a job or node, the outcome of a recall, or the purpose of a prefetch. For a failed
+    precondition it is the command's id. `job` is the job's state after the event, if it changed.
     """
 
     at_s: float

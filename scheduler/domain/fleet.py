@@ -9,6 +9,7 @@ from enum import StrEnum
 from scheduler.domain.demand_source import PrometheusDemand
 from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.pod_requirements import NodeCapacity
+from scheduler.domain.prefetch import PrefetchResult
 from scheduler.domain.replica_advice import ReplicaAdvice
 from scheduler.domain.serving import ModelLoad, ModelRate, ServedModel
 from scheduler.domain.shortages import ShortageRecord
@@ -117,7 +118,8 @@ class Node:
     and `quarantine` says so; it is empty on other nodes. `capacity` is what it offers besides GPUs, as last observed;
     None outside of Kubernetes. A node that is not `lendable` stays with inference, and no loan of the node is proposed
     before `vetoed_until_s`. `standby` are the replicas that can sleep on it, None if its pool has no standby or the
-    executor does not observe them.
+    executor does not observe them. `prefetches` are the ended ones whose pods still
+    exist.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Node:
     lendable: bool = True
     vetoed_until_s: float = 0.0
     standby: StandbyState | None = None
+    prefetches: tuple[PrefetchResult, ...] = ()
 
     def __post_init__(self) -> None:
         if self.gpus < 1:

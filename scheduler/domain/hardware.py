@@ -110,7 +110,10 @@ def collect_fleet_hardware(
 
 
 def _collect_kept_bytes(pools: Mapping[str, Pool], nodes: Iterable[Node]) -> dict[str, int]:
-    """Return the most memory of a GPU that sleeping replicas keep in any pool that lends, by GPU model."""
+    """Return the most memory of a GPU that standby replicas keep in any pool that lends, by GPU model.
+
+    Nodes whose GPUs have no more memory than that are never lent, so they do not count.
+    """
     by_pool = {
         name: standby.gpu_memory_bytes
         for name, pool in pools.items()
@@ -118,7 +121,7 @@ def _collect_kept_bytes(pools: Mapping[str, Pool], nodes: Iterable[Node]) -> dic
     }
     kept: dict[str, int] = {}
     for node in nodes if by_pool else ():
-        if node.pool in by_pool:
+        if by_pool.get(node.pool, node.gpu_memory_bytes) < node.gpu_memory_bytes:
             kept[node.gpu] = max(kept.get(node.gpu, 0), by_pool[node.pool])
     return dict(sorted(kept.items()))
 

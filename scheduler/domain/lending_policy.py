@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from scheduler.domain.known_events import KnownEvent
-from scheduler.domain.standby import Standby
+from scheduler.domain.prefetch import PrefetchPolicy
+from scheduler.domain.standby import Standby, StandbyMode
 from scheduler.domain.time_zones import describe_zone_form, is_zone
 
 DAY_S = 86_400.0
@@ -65,7 +66,8 @@ class LendingPolicy:
     pool without a calibrated forecast lends by it.
     In `mode` SHADOW, the pool decides as if it lent, and lends nothing. With `notice_s`, a loan is proposed so many
     seconds before its node is offered. A node whose proposal was vetoed is not proposed again for `veto_s`.
-    With `standby`, only nodes are lent whose replicas of inference have fallen asleep.
+    With `standby`, only nodes are lent whose replicas of inference have fallen asleep, or get no requests. `prefetch`
+    loads images and weights onto nodes before they are lent and before they are returned.
     """
 
     enabled: bool = True
@@ -87,6 +89,7 @@ class LendingPolicy:
     notice_s: float = 0.0
     veto_s: float = VETO_S
     standby: Standby | None = None
+    prefetch: PrefetchPolicy | None = None
 
     def __post_init__(self) -> None:
         if self.quantile is not None and self.shortage_target is not None:
@@ -113,6 +116,12 @@ class LendingPolicy:
         if self.demand_lost_s is not None and not self.demand_lost_s > (self.demand_stale_s or 0.0):
             least = f"above lending.demand_stale_s, {self.demand_stale_s:g}" if self.demand_stale_s else "above 0"
             raise ValueError(f"lending.demand_lost_s must be {least}, got {self.demand_lost_s:g}")
+        is_warm = self.standby is not None and self.standby.mode is StandbyMode.WARM
+        if self.standby is not None and is_warm and self.standby.drain_s >= self.return_deadline_s:
+            raise ValueError(
+                f"lending.standby.drain_s must be below lending.return_deadline_s, {self.return_deadline_s:g}, when "
+                f"an offer ends, got {self.standby.drain_s:g}"
+            )
         self._check_calendar()
 
     def _check_calendar(self) -> None:

@@ -17,6 +17,7 @@ from scheduler.domain.job_account import PermanentFault
 from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.placement_record import PodRefusal, TemplateReview, VolumeFacts
 from scheduler.domain.pod_requirements import NodeCapacity
+from scheduler.domain.prefetch import PrefetchResult
 from scheduler.domain.run_document import MasterAddress
 from scheduler.domain.standby import StandbyPhase
 
@@ -112,7 +113,7 @@ class NodeFacts:
     """Observed facts of a node. The numbers of GPUs and `capacity` are defined as in `Node`.
 
     `replica_start` is the start of the inference replica on it that became ready last; None if none is known. `standby`
-    is None if the pool of the node has no standby.
+    is None if the pool of the node has no standby. `prefetches` are the ended ones whose pods still exist.
     """
 
     up: bool = True
@@ -121,6 +122,7 @@ class NodeFacts:
     capacity: NodeCapacity | None = None
     replica_start: ReplicaStart | None = None
     standby: StandbyFacts | None = None
+    prefetches: tuple[PrefetchResult, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

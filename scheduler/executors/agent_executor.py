@@ -19,9 +19,10 @@ from scheduler.domain.job import Job
 from scheduler.domain.machine import Machine, has_devices_for, host_declared_nodes
 from scheduler.domain.observation import BegunRun, Observation, Run, RunPhase
 from scheduler.domain.snapshot import Snapshot
-from scheduler.executors.inference_placement import place_inference
+from scheduler.executors.inference_placement import place_inference, plan_engine_orders
 from scheduler.executors.reported_runs import AgentKey, describe_setups
 from scheduler.executors.run_ledger import STARTABLE_STATES, RunLedger
+from scheduler.executors.standby_replicas import StandbyReplicas
 
 logger = logging.getLogger(__name__)
 
@@ -43,16 +44,27 @@ class MachineDirectory(Protocol):
 
 
 class AgentExecutor:
-    """Executor on machines with node agents. Ranks of a machine without contact for `disconnect_s` end."""
+    """Executor on machines with node agents. Ranks of a machine without contact for `disconnect_s` end.
+
+    `standby` puts engines of inference to sleep on lent machines, at URLs that their pool names.
+    """
 
     def __init__(
-        self, ledger: RunLedger, machines: MachineDirectory, *, now: Callable[[], float], disconnect_s: float
+        self,
+        ledger: RunLedger,
+        machines: MachineDirectory,
+        *,
+        now: Callable[[], float],
+        disconnect_s: float,
+        standby: StandbyReplicas | None = None,
     ) -> None:
         self._ledger = ledger
         self._machines = machines
         self._now = now
         self._lost_after_s = disconnect_s + CONTACT_MARGIN_S
+        self._standby = standby or StandbyReplicas()
         self._desired = Snapshot()
+        self._down: Collection[str] = ()
         self._converged_generation = 0
         self._observed_at_s = float("-inf")
 
@@ -77,7 +89,8 @@ class AgentExecutor:
         known = tuple(run for job_runs in runs.values() for run in job_runs)
         occupied = {node for run in known for node in run.gpus}
         known += tuple(self._list_setups({(run.job_id, run.generation) for run in known}))
-        facts = place_inference(self._desired, down=self._desired.nodes.keys() - reachable - occupied)
+        self._down = self._desired.nodes.keys() - reachable - occupied
+        facts = place_inference(self._desired, down=self._down, standby=self._standby.list_facts(now_s))
         return Observation(now_s, self._converged_generation, known, facts)
 
     def converge(self, desired: Snapshot) -> None:
@@ -94,20 +107,24 @@ class AgentExecutor:
             )
             return
         self._desired = desired
+        self._standby.follow(plan_engine_orders(desired, down=self._down), self._now())
         begun = self._ledger.list_begun_runs()
         self._begin_generations(desired, begun)
         self._ledger.prune(desired, begun)
         self._converged_generation = desired.generation
 
     def has_pending_changes(self) -> bool:
-        """Return whether a job starts or changes its GPUs, so that a tick should follow soon."""
+        """Return whether a job changes its GPUs, or an engine its sleep, so that a tick should follow soon."""
+        if self._standby.has_news():
+            return True
         if self._now() - self._observed_at_s < TRANSITION_PERIOD_S:
             return False
         jobs, index = self._desired.jobs, self._desired.index
         return bool(index.releasing) or any(jobs[job_id].state in STARTABLE_STATES for job_id in index.unsettled)
 
     def close(self) -> None:
-        """Do nothing: agents keep their ranks, so that training continues without a leader."""
+        """Stop giving orders to engines. Agents keep their ranks, so that training continues without a leader."""
+        self._standby.close()
 
     def _list_setups(self, begun: Collection[tuple[str, int]]) -> Iterator[Run]:
         """Yield generations that have not begun, because machines run the setup command of their jobs."""

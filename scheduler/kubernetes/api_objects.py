@@ -44,6 +44,7 @@ VOLUME_CLAIM = ResourceKind("", "v1", "PersistentVolumeClaim", "persistentvolume
 PERSISTENT_VOLUME = ResourceKind("", "v1", "PersistentVolume", "persistentvolumes", is_namespaced=False)
 EVENT = ResourceKind("events.k8s.io", "v1", "Event", "events")
 LEASE = ResourceKind("coordination.k8s.io", "v1", "Lease", "leases")
+POD_TEMPLATE = ResourceKind("", "v1", "PodTemplate", "podtemplates")
 DEPLOYMENT = ResourceKind("apps", "v1", "Deployment", "deployments")
 AUTOSCALER = ResourceKind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 SCALED_OBJECT = ResourceKind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
@@ -66,6 +67,11 @@ GPU_LABEL = f"{GROUP}/gpu"
 """GPU model of a node as a profile name. Overrides the product label."""
 LENDABLE_LABEL = f"{GROUP}/lendable"
 """On a node: with the value "false", the node is not lent."""
+
+SERVING_LABEL = f"{GROUP}/serving"
+"""On a warm standby replica: "true" while it gets requests, else "false". Its Services select "true"."""
+PREFETCH_LABEL = f"{GROUP}/prefetch"
+"""On a pod that loads images or weights onto its node: the purpose."""
 
 JOB_LABEL = f"{GROUP}/job"
 NODE_LABEL = f"{GROUP}/node"

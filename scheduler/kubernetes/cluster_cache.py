@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from scheduler.domain.quantities import Resources, freeze_resources, sum_resources
 from scheduler.kubernetes.api_objects import (
@@ -41,6 +41,17 @@ from scheduler.kubernetes.resources.meta import parse_metadata
 from scheduler.kubernetes.spec_commands import ClusterResources
 
 
+class PodIdentity(Protocol):
+    """What identifies a pod."""
+
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class PlanConfigMap:
     """The ConfigMap with a job's plan, and the generation of that plan."""
@@ -56,7 +67,7 @@ class ClusterView:
     `pods` are all pods that request GPUs or belong to Ebbtide. `elastic_jobs` are keyed by namespace and claimed job
     id. `services` (job id) and `plans` are keyed by (namespace, name). `tolerations` are keyed by Pool.
     `other_requests` are the requests, by node, of pods that are not among `pods`. `standby_candidates` are all foreign
-    pods in the namespaces of standby replicas.
+    pods in the namespaces of standby replicas, and `prefetch_pods` those that load images or weights onto nodes.
     """
 
     pods: tuple[PodView, ...] = ()
@@ -67,6 +78,7 @@ class ClusterView:
     tolerations: Mapping[str, tuple[Toleration, ...]] = field(default_factory=dict)
     other_requests: Mapping[str, Resources] = field(default_factory=dict)
     standby_candidates: tuple[PodView, ...] = ()
+    prefetch_pods: tuple[PodView, ...] = ()
 
     def pods_by_job(self) -> dict[str, list[PodView]]:
         return group_by_job(self.pods)
@@ -190,7 +202,7 @@ class ClusterCache:
             self._bound[pod.uid] = pod.target_node
             self._view_change_counts = ()
 
-    def assume_deleted(self, pod: PodView) -> None:
+    def assume_deleted(self, pod: PodIdentity) -> None:
         self.pods.assume_deleted({"metadata": {"namespace": pod.namespace, "name": pod.name, "uid": pod.uid}})
 
     def get_view(self) -> ClusterView:
@@ -219,7 +231,10 @@ class ClusterCache:
             plans={key: _parse_plan(item) for key, item in self.plans.snapshot().items()},
             tolerations={name: pool.tolerations for name, pool in pools.items()},
             other_requests=sum_requests_by_node(pod for pod in pods if not pod.gpus and not pod.is_ours),
-            standby_candidates=tuple(pod for pod in pods if pod.namespace in namespaces and not pod.is_ours),
+            prefetch_pods=tuple(pod for pod in pods if pod.prefetch is not None),
+            standby_candidates=tuple(
+                pod for pod in pods if pod.namespace in namespaces and not pod.is_ours and pod.prefetch is None
+            ),
         )
 
     def _with_binding(self, pod: PodView) -> PodView:

@@ -17,6 +17,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.observation import FailureCause, NodeFacts, ReplicaStart, Run, RunPhase, StandbyFacts
 from scheduler.domain.placement_record import PodRefusal
 from scheduler.domain.pod_requirements import NodeCapacity
+from scheduler.domain.prefetch import PrefetchResult
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.standby import StandbyPhase
 from scheduler.executors.reported_runs import AgentEnd, AgentKey
@@ -38,6 +39,7 @@ _CONTAINER_ERRORS = (
 )  # fmt: skip
 NO_CAPACITIES: Mapping[str, NodeCapacity] = MappingProxyType({})
 NO_STANDBY: Mapping[str, StandbyFacts] = MappingProxyType({})
+NO_PREFETCHES: Mapping[str, tuple[PrefetchResult, ...]] = MappingProxyType({})
 START_TIMEOUT_S = 120.0
 """Default of the setting `pod_start_timeout_s`. Registries and storage have short outages."""
 
@@ -205,6 +207,7 @@ def observe_nodes(
     view: ClusterView,
     capacities: Mapping[str, NodeCapacity] = NO_CAPACITIES,
     standby: Mapping[str, StandbyFacts] = NO_STANDBY,
+    prefetches: Mapping[str, tuple[PrefetchResult, ...]] = NO_PREFETCHES,
 ) -> dict[str, NodeFacts]:
     """Return the state of every node in `desired`. A node that the cluster does not have is down.
 
@@ -236,6 +239,7 @@ def observe_nodes(
             capacity=capacities.get(name),
             replica_start=starts.get(name) if serves else None,
             standby=asleep,
+            prefetches=prefetches.get(name, ()),
         )
     return facts
 

@@ -15,6 +15,7 @@ from scheduler.domain.observation import BegunRun, Observation, Run
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.reported_runs import AgentKey
 from scheduler.executors.run_ledger import RunLedger
+from scheduler.executors.standby_replicas import StandbyReplicas
 from scheduler.kubernetes.api_actions import ActionPool, ApiAction
 from scheduler.kubernetes.cluster_cache import ClusterView
 from scheduler.kubernetes.cluster_observation import (
@@ -38,8 +39,8 @@ from scheduler.kubernetes.pod_changes import (
     plan_pod_changes,
     select_gang_to_bind,
 )
+from scheduler.kubernetes.prefetching import Prefetches
 from scheduler.kubernetes.standby_orders import plan_standby_orders
-from scheduler.kubernetes.standby_replicas import StandbyReplicas
 from scheduler.store.protocol import RunLog
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ class KubernetesExecutor:
     """Executor on Kubernetes.
 
     `view` returns the cluster, own writes included; `epoch` is the leader's epoch, stamped on all writes. A start that
-    cannot proceed is given up after `start_timeout_s`. `standby` puts replicas of inference to sleep on lent nodes.
+    cannot proceed is given up after `start_timeout_s`. `standby` keeps replicas of inference idle on lent nodes, and
+    `prefetches` loads images and weights onto nodes before they change hands.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class KubernetesExecutor:
         now: Callable[[], float],
         epoch: Callable[[], int],
         actions: ActionPool,
+        prefetches: Prefetches,
         standby: StandbyReplicas | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
@@ -71,6 +74,7 @@ class KubernetesExecutor:
         self._ledger = RunLedger(run_log, epoch=epoch)
         self._now = now
         self._actions = actions
+        self._prefetches = prefetches
         self._standby = standby or StandbyReplicas()
         self._start_timeout_s = start_timeout_s
         self._capacities = NodeCapacities()
@@ -87,7 +91,8 @@ class KubernetesExecutor:
         now_s, view = self._now(), self._verified_view()
         runs = tuple(self._all_runs(view, self._runs_from_agents(view, now_s), now_s))
         standby = self._standby.list_facts(now_s)
-        nodes = observe_nodes(self._desired, view, self._capacities.find(self._desired, view), standby)
+        prefetches = self._prefetches.list_results(self._desired, view, now_s)
+        nodes = observe_nodes(self._desired, view, self._capacities.find(self._desired, view), standby, prefetches)
         return Observation(
             now_s,
             self._converged_generation,
@@ -121,6 +126,7 @@ class KubernetesExecutor:
         begun = self._ledger.list_begun_runs()
         self._begin_generations(desired, begun, now_s)
         self._ledger.prune(desired, begun)
+        self._actions.run_batch(self._prefetches.plan(desired, self._view(), now_s))
         if not ambiguous:
             self._converged_generation = desired.generation
 

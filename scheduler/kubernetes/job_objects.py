@@ -29,6 +29,7 @@ from scheduler.kubernetes.manifests import (
 )
 from scheduler.kubernetes.pod_changes import Gang, PodToCreate, PodToDelete
 from scheduler.kubernetes.pod_view import PodView
+from scheduler.kubernetes.prefetch_pods import ImageSet, list_images
 from scheduler.kubernetes.provisioning_errors import (
     ProvisioningFailure,
     ProvisioningFailures,
@@ -129,6 +130,11 @@ class JobObjectActions:
 
     def namespace_for(self, job: Job) -> str:
         return job.spec.namespace or self._defaults.namespace
+
+    def list_images(self, job: Job) -> ImageSet:
+        """Return the images that the pods of the job need."""
+        pod = build_agent_pod(job, PodToCreate(job.id, job.id, "", 1), self._trial_context(job))
+        return list_images(self.namespace_for(job), pod["spec"])
 
     def _trial_context(self, job: Job) -> ManifestContext:
         return self._manifest_context(job, ClusterView())

@@ -48,6 +48,7 @@ from scheduler.kubernetes.api_objects import (
 from scheduler.kubernetes.job_secrets import build_secret_mounts, build_secret_variables, build_secret_volumes
 from scheduler.kubernetes.node_view import GPU_TOLERATION, Toleration
 from scheduler.kubernetes.pod_changes import PodToCreate
+from scheduler.kubernetes.prefetch_pods import pin_to_node
 
 Manifest = dict[str, Any]
 
@@ -96,7 +97,7 @@ def build_agent_pod(job: Job, new_pod: PodToCreate, context: ManifestContext) ->
     spec["volumes"].append(build_agent_volume(context.agent))
     spec["initContainers"] = build_init_containers(context.agent, spec)
     spec["tolerations"] = [*spec.get("tolerations", ()), *_build_tolerations(context.tolerations.get(new_pod.node, ()))]
-    spec["affinity"] = _require_node(spec.get("affinity") or {}, new_pod.node)
+    spec["affinity"] = pin_to_node(spec.get("affinity") or {}, new_pod.node)
     if pull_secrets := _merge_pull_secrets(spec.get("imagePullSecrets") or (), context.pull_secrets):
         spec["imagePullSecrets"] = pull_secrets
     spec["schedulerName"], spec["restartPolicy"] = SCHEDULER_NAME, "Never"
@@ -271,19 +272,3 @@ def _merge_pull_secrets(own: Sequence[Manifest], defaults: Sequence[str]) -> lis
     """Return the references of the template, then the other ones. Kubernetes forbids duplicates."""
     names = {each.get("name") for each in own}
     return [*own, *({"name": name} for name in defaults if name not in names)]
-
-
-def _node_requirement(node: str) -> Manifest:
-    return {"key": "metadata.name", "operator": "In", "values": [node]}
-
-
-def _require_node(affinity: Mapping[str, Any], node: str) -> Manifest:
-    """Return the affinity with the node in each term. Terms are alternatives, so each needs it."""
-    template_env = affinity.get("nodeAffinity") or {}
-    required = template_env.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    terms = [
-        {**term, "matchFields": [*term.get("matchFields", ()), _node_requirement(node)]}
-        for term in required.get("nodeSelectorTerms") or [{}]
-    ]
-    node_affinity = {**template_env, "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    return {**affinity, "nodeAffinity": node_affinity}

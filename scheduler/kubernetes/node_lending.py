@@ -14,6 +14,7 @@ from typing import Any
 
 from scheduler.domain.fleet import Loan, LoanState
 from scheduler.domain.snapshot import Snapshot
+from scheduler.executors.standby_replicas import StandbyReplica
 from scheduler.kubernetes.api_actions import ApiAction
 from scheduler.kubernetes.api_objects import EPOCH_ANNOTATION, LOAN_LABEL, LOANED_TAINT, LOANED_TAINT_KEY, NODE, POD
 from scheduler.kubernetes.client import EvictionResult, KubernetesClient
@@ -183,17 +184,17 @@ class NodeLending:
                         "node %s is not lent yet: its inference pods (%d GPUs) do not fit on other nodes", node, gpus
                     )
 
-    def delete_replica(self, pod: PodView) -> ApiAction:
+    def delete_replica(self, replica: StandbyReplica) -> ApiAction:
         """Return the action that deletes a replica of inference, so that its owner starts another one."""
-        return ApiAction(f"replace replica {pod.namespace}/{pod.name}", partial(self._delete, pod))
+        return ApiAction(f"replace {replica.title}", partial(self._delete, replica))
 
-    def _delete(self, pod: PodView) -> None:
-        leftovers = self._cluster.delete(POD, pod.name, pod.namespace, uid=pod.uid)
+    def _delete(self, replica: StandbyReplica) -> None:
+        leftovers = self._cluster.delete(POD, replica.name, replica.namespace, uid=replica.uid)
         if leftovers is None:
-            self._cache.assume_deleted(pod)
+            self._cache.assume_deleted(replica)
         else:
             self._cache.assume(POD, leftovers)
-        logger.warning("deleted pod %s/%s on node %s, so that it starts again", pod.namespace, pod.name, pod.node)
+        logger.warning("deleted %s on node %s, so that it starts again", replica.title, replica.node)
 
     def _taint(self, node: NodeView, loan: Loan) -> None:
         foreign_taints = [dict(taint) for taint in node.taints if taint.get("key") != LOANED_TAINT_KEY]

@@ -66,6 +66,7 @@ class NodeView:
     taints: tuple[Mapping[str, Any], ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     allocatable: Resources | None = None
+    uid: str = ""
 
 
 def parse_node_view(node: Mapping[str, Any]) -> NodeView:
@@ -85,6 +86,7 @@ def parse_node_view(node: Mapping[str, Any]) -> NodeView:
         taints=taints,
         labels=labels,
         allocatable=freeze_resources(parse_resources(without_gpus(allocatable))) if allocatable else None,
+        uid=meta.get("uid", ""),
     )
 
 

@@ -18,6 +18,7 @@ from scheduler.kubernetes.api_objects import (
     SCHEDULER_NAME,
     parse_count,
 )
+from scheduler.kubernetes.prefetch_pods import ImageSet, PrefetchState, list_images, parse_prefetch
 from scheduler.kubernetes.resources.meta import parse_time_s
 
 _ENDED_PHASES = ("Succeeded", "Failed")
@@ -37,7 +38,8 @@ class PodView:
     of the first container. `requests` are those besides GPUs. `is_rejected`: its node did not admit it. `is_prepared`:
     its volumes and network are ready, or it has no node yet. `replica_start` is how long a pod that is not Ebbtide's
     took from its node to readiness; None before it is ready, and once a container has restarted. `address`, `is_ready`
-    and `labels` are those of pods that are not Ebbtide's; the address is empty unless the pod runs.
+    and `labels` are those of pods that are not Ebbtide's; the address is empty unless the pod runs. `images` are those
+    of other pods that request GPUs. `prefetch` is set on pods that Ebbtide created for a prefetch.
     """
 
     namespace: str
@@ -60,6 +62,8 @@ class PodView:
     address: str = ""
     is_ready: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    images: ImageSet | None = None
+    prefetch: PrefetchState | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -86,12 +90,13 @@ def parse_pod_view(pod: Mapping[str, Any]) -> PodView:
     is_ours = labels.get(MANAGED_BY_LABEL) == SCHEDULER_NAME and spec.get("schedulerName") == SCHEDULER_NAME
     first = _first_container(status)
     ended = (first.get("state") or {}).get("terminated") or {}
+    gpus = count_requested_gpus(spec)
     return PodView(
         namespace=meta.get("namespace", ""),
         name=meta["name"],
         uid=meta.get("uid", ""),
         node=spec.get("nodeName") or "",
-        gpus=count_requested_gpus(spec),
+        gpus=gpus,
         phase=status.get("phase") or "Pending",
         is_deleting="deletionTimestamp" in meta,
         job_id=labels.get(JOB_LABEL, "") if is_ours else "",
@@ -105,8 +110,10 @@ def parse_pod_view(pod: Mapping[str, Any]) -> PodView:
         is_prepared=_is_prepared(status),
         replica_start=None if is_ours else _find_replica_start(status),
         address="" if is_ours or status.get("phase") != "Running" else status.get("podIP") or "",
-        is_ready=not is_ours and _is_ready(status),
+        is_ready=not is_ours and is_pod_ready(status),
         labels={} if is_ours else labels,
+        images=list_images(meta.get("namespace", ""), spec) if gpus and not is_ours else None,
+        prefetch=None if is_ours else parse_prefetch(pod),
     )
 
 
@@ -133,7 +140,8 @@ def _find_replica_start(status: Mapping[str, Any]) -> ReplicaStart | None:
     return ReplicaStart(ready_s, max(0.0, ready_s - bound_s))
 
 
-def _is_ready(status: Mapping[str, Any]) -> bool:
+def is_pod_ready(status: Mapping[str, Any]) -> bool:
+    """Return whether the readiness probes of a pod with this status succeed."""
     return any(each.get("type") == "Ready" and each.get("status") == "True" for each in status.get("conditions") or ())
 
 

@@ -1,42 +1,25 @@
-"""Orders to standby replicas: which of them sleep now, from the desired loans and the cluster. Pure."""
+"""Orders to standby replicas in pods: which of them are idle now, from the desired loans and the cluster. Pure."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
 
-from scheduler.domain.fleet import LoanState
+from scheduler.domain.fleet import LoanState, Node
 from scheduler.domain.snapshot import Snapshot
-from scheduler.domain.standby import Standby
+from scheduler.domain.standby import Standby, StandbyMode
+from scheduler.executors.standby_replicas import StandbyOrder, StandbyReplica
+from scheduler.kubernetes.api_objects import SERVING_LABEL
 from scheduler.kubernetes.cluster_cache import ClusterView
 from scheduler.kubernetes.node_lending import is_closed_to_inference
 from scheduler.kubernetes.pod_view import PodView
 
 
-@dataclass(frozen=True, slots=True)
-class StandbyOrder:
-    """An order to the replicas on one node: to sleep, or to be awake.
-
-    Args:
-        absence: why the node has no replica that can sleep; empty if it has.
-        is_offered: whether the loan of the node only begins, so that a replica that fails to sleep may stay.
-        cold_start_s: declared time until a replica that did not wake is replaced.
-    """
-
-    node: str
-    standby: Standby
-    asleep: bool
-    replicas: tuple[PodView, ...] = ()
-    absence: str = ""
-    is_offered: bool = False
-    cold_start_s: float = 0.0
-
-
 def plan_standby_orders(desired: Snapshot, view: ClusterView) -> dict[str, StandbyOrder]:
     """Return the order for each node that is up, of pools with a standby.
 
-    Replicas sleep once a lent node is closed to inference, until no pod of a job holds GPUs of it any more.
+    Replicas are idle once a lent node is closed to inference, until no pod of a job holds GPUs of it any more.
     """
     standbys = {name: pool.lending for name, pool in desired.pools.items() if pool.lending.standby is not None}
     if not standbys:
@@ -50,18 +33,40 @@ def plan_standby_orders(desired: Snapshot, view: ClusterView) -> dict[str, Stand
             continue
         loan, standby = desired.loans.get(name), rules.standby
         matching = [pod for pod in candidates.get(name, ()) if standby.matches(pod.namespace, pod.labels)]
-        replicas = tuple(pod for pod in matching if not pod.gpus)
+        usable = [pod for pod in matching if not pod.gpus]
         is_lent = loan is not None and loan.state in (LoanState.ACTIVE, LoanState.RECALLED)
         orders[name] = StandbyOrder(
             node=name,
             standby=standby,
             asleep=is_closed_to_inference(loan, seen) or name in in_use,
-            replicas=replicas,
-            absence="" if is_lent else _describe_absence(standby, matching, replicas),
+            replicas=tuple(_to_replica(pod, standby) for pod in usable),
+            absence="" if is_lent else _find_obstacle(standby, node, matching, usable),
             is_offered=loan is not None and loan.state is LoanState.OFFERED,
             cold_start_s=rules.cold_start_s,
         )
     return orders
+
+
+def _to_replica(pod: PodView, standby: Standby) -> StandbyReplica:
+    return StandbyReplica(
+        uid=pod.uid,
+        node=pod.node,
+        title=f"pod {pod.namespace}/{pod.name}",
+        url=_build_url(pod.address, standby.port),
+        is_running=bool(pod.address),
+        is_ready=pod.is_ready,
+        namespace=pod.namespace,
+        name=pod.name,
+    )
+
+
+def _build_url(address: str, port: int) -> str:
+    """Return the base URL of the engine in a pod, or an empty string if its address is no IP address."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return ""
+    return f"http://[{parsed}]:{port}" if isinstance(parsed, IPv6Address) else f"http://{parsed}:{port}"
 
 
 def _group_by_node(pods: Sequence[PodView]) -> Mapping[str, list[PodView]]:
@@ -73,16 +78,31 @@ def _group_by_node(pods: Sequence[PodView]) -> Mapping[str, list[PodView]]:
     return grouped
 
 
-def _describe_absence(standby: Standby, matching: Sequence[PodView], replicas: Sequence[PodView]) -> str:
-    """Return why no replica on the node can sleep, or an empty string."""
+def _find_obstacle(standby: Standby, node: Node, matching: Sequence[PodView], usable: Sequence[PodView]) -> str:
+    """Return why the node cannot be lent with its replicas, or an empty string."""
+    if standby.url:
+        return "lending.standby.url is for machines. Set lending.standby.namespace and selector"
+    return standby.find_node_obstacle(node.gpus, node.gpu_memory_bytes) or _describe_absence(standby, matching, usable)
+
+
+def _describe_absence(standby: Standby, matching: Sequence[PodView], usable: Sequence[PodView]) -> str:
+    """Return why no replica on the node can be idle, or an empty string."""
     labels = ",".join(f"{name}={value}" for name, value in sorted(standby.selector.items()))
     if not matching:
         return f"no pod with labels {labels} in namespace {standby.namespace} runs on the node"
-    if not replicas:
+    if not usable:
         pod = matching[0]
         return (
             f"pod {pod.namespace}/{pod.name} requests {pod.gpus} GPUs from Kubernetes, which keeps them while it "
-            "sleeps. Let standby replicas request none"
+            "is idle. Let standby replicas request none"
         )
-    starting = next((pod for pod in replicas if not pod.address), None)
-    return "" if starting is None else f"pod {starting.namespace}/{starting.name} does not run yet"
+    starting = next((pod for pod in usable if not pod.address), None)
+    if starting is not None:
+        return f"pod {starting.namespace}/{starting.name} does not run yet"
+    unlabelled = next((pod for pod in usable if SERVING_LABEL not in pod.labels), None)
+    if standby.mode is StandbyMode.WARM and unlabelled is not None:
+        return (
+            f"pod {unlabelled.namespace}/{unlabelled.name} has no label {SERVING_LABEL}. Add it to its template and to "
+            "the selectors of its Services, with the value true"
+        )
+    return ""

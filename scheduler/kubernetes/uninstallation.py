@@ -28,12 +28,15 @@ from scheduler.kubernetes.api_objects import (
     LOAN,
     LOAN_LABEL,
     LOANED_TAINT_KEY,
+    MANAGED_BY_LABEL,
     NODE,
     POD,
     POOL,
     POOL_FINALIZER,
+    PREFETCH_LABEL,
     QUEUE,
     QUEUE_FINALIZER,
+    SCHEDULER_NAME,
     Object,
     ObjectKey,
     ResourceKind,
@@ -130,6 +133,7 @@ class Uninstallation:
         try:
             if stops_jobs:
                 self._delete_pods()
+                self._delete_prefetches()
             else:
                 self._require_unused()
             self._return_nodes()
@@ -190,6 +194,12 @@ class Uninstallation:
     def _delete_pods(self) -> None:
         for pod in self._list_pods():
             logger.warning("deleting pod %s/%s, which did not end in time", namespace_of(pod), name_of(pod))
+            self._cluster.delete(POD, name_of(pod), namespace_of(pod), uid=uid_of(pod))
+
+    def _delete_prefetches(self) -> None:
+        """Delete the pods that load images or weights. Without permission to do so, they end at their deadlines."""
+        selector = f"{PREFETCH_LABEL},{MANAGED_BY_LABEL}={SCHEDULER_NAME}"
+        for pod in self._cluster.list(POD, label_selector=selector).items:
             self._cluster.delete(POD, name_of(pod), namespace_of(pod), uid=uid_of(pod))
 
     def _return_nodes(self) -> None:

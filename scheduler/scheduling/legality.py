@@ -120,11 +120,12 @@ def _check_memory(
 ) -> Iterator[tuple[Invariant, str]]:
     """Check the plan's predicted peak, corrected by the job's out-of-memory failures so far.
 
-    Sleeping replicas of inference keep a part of the memory.
+    Standby replicas of inference keep a part of the memory.
     """
     peak_bytes = decision.plan.peak_bytes_on(node.gpu)
     standby = snapshot.original.pools[node.pool].lending.standby
-    usable_bytes = node.gpu_memory_bytes - (0 if standby is None else standby.gpu_memory_bytes)
+    kept_bytes = 0 if standby is None else standby.count_kept_bytes(decision.gpus[node.name])
+    usable_bytes = node.gpu_memory_bytes - kept_bytes
     if not job.memory.fits(peak_bytes, usable_bytes):
         needed = f"{job.memory.factor:g} times {peak_bytes}" if job.memory.percent > 100 else str(peak_bytes)
         detail = f"the plan needs {needed} bytes; a GPU of {node.name} has {usable_bytes}"
@@ -248,7 +249,7 @@ def _find_failed_wakes(snapshot: Snapshot) -> Iterator[Breach]:
     for name in sorted(snapshot.index.wake_failed):
         standby = snapshot.nodes[name].standby
         assert standby is not None, "the index names nodes with standby replicas"
-        detail = f"an inference replica on node {name} did not wake: {standby.detail}"
+        detail = f"an inference replica on node {name} does not serve again: {standby.detail}"
         yield Breach(BreachKind.REPLICA_NOT_AWAKE, name, detail)
 
 

@@ -17,6 +17,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_state import PLACED_STATES, JobState
 from scheduler.domain.observation import FailureCause, NodeFacts, Observation, Run, RunPhase, StandbyFacts
+from scheduler.domain.prefetch import PrefetchResult
 from scheduler.domain.return_times import NO_RETURN_TIMES
 from scheduler.domain.standby import advance_standby
 from scheduler.scheduling.job_progress import record_frozen_layers
@@ -51,6 +52,8 @@ def mirror_nodes(snapshot: MutableSnapshot, observation: Observation) -> None:
             _mirror_node(snapshot, node, facts)
         if node is not None and (facts.standby is not None or node.standby is not None):
             _mirror_standby(snapshot, name, facts.standby)
+        if node is not None and (facts.prefetches or node.prefetches):
+            _mirror_prefetches(snapshot, name, facts.prefetches)
     _record_replica_starts(snapshot, observation)
 
 
@@ -72,6 +75,26 @@ def _mirror_standby(snapshot: MutableSnapshot, name: str, facts: StandbyFacts | 
         times = snapshot.return_times.get(node.pool, NO_RETURN_TIMES)
         if (updated := times.with_wake(facts.wake.ready_at_s, facts.wake.seconds)) is not times:
             snapshot.return_times[node.pool] = updated
+
+
+def _mirror_prefetches(snapshot: MutableSnapshot, name: str, found: Sequence[PrefetchResult]) -> None:
+    """Record the ended prefetches of a node, with one event each. They count as observed first."""
+    node = snapshot.nodes[name]
+    known = {result.id: result for result in node.prefetches}
+    results = tuple(known.get(result.id, result) for result in found)
+    if results != node.prefetches:
+        snapshot.nodes[name] = replace(node, prefetches=results)
+    for result in results:
+        if result.id in known:
+            continue
+        numbers = {"seconds": result.seconds}
+        loaded = f"prefetch for {result.purpose} on node {name}"
+        if result.error:
+            message = f"{loaded} failed after {result.seconds:.0f} s: {result.error}"
+            snapshot.record_event(EventCode.PREFETCH_FAILED, name, message, numbers, cause=result.purpose.value)
+        else:
+            message = f"{loaded} took {result.seconds:.0f} s"
+            snapshot.record_event(EventCode.NODE_PREFETCHED, name, message, numbers, cause=result.purpose.value)
 
 
 def _record_replica_starts(snapshot: MutableSnapshot, observation: Observation) -> None:

@@ -237,7 +237,7 @@ def _summarize(view: _PoolView, code: PoolReasonCode) -> str:
         case LendingObstacle.REPLICAS_CANNOT_SLEEP:
             node, obstacle = next(iter(view.standby_obstacles.items()))
             nodes = f"{len(view.standby_obstacles)} of the nodes that are not on loan"
-            return f"{nodes} have no replica that can sleep; {node}: {obstacle}"
+            return f"{nodes} have no replica that can be idle; {node}: {obstacle}"
         case LendingObstacle.NEXT_FULL_PASS:
             wait_s = view.next_full_pass_at_s - view.snapshot.now_s
             return f"new loans are made in full passes, and the next one is in {wait_s:.0f} s"

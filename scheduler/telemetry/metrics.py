@@ -21,6 +21,7 @@ from scheduler.domain.decisions import Decision, ReasonCode
 from scheduler.domain.events import DeliveryState
 from scheduler.domain.job_records import ReplanPhase
 from scheduler.domain.observation import FailureCause, RunPhase
+from scheduler.domain.prefetch import PrefetchPurpose
 from scheduler.domain.tick_report import BreachKind, Invariant
 from scheduler.telemetry.exposition import ExemplarStore, Exposition, TracedHistogram, attach_exemplars, expose
 from scheduler.telemetry.multiprocess_files import MetricFilesCollector, drop_stale_files
@@ -183,6 +184,17 @@ RECALL_DURATION = _declare_histogram(
     "Seconds from the decision to recall a node until its return.",
     buckets=RESIZE_BUCKETS,
 )
+PREFETCH_OUTCOMES = ("loaded", "failed")
+PREFETCH_DURATION = _declare_histogram(
+    "ebbtide_prefetch_duration_seconds",
+    "Seconds of prefetches of images and weights onto nodes, by purpose and outcome: loaded or failed.",
+    "purpose",
+    "outcome",
+    buckets=RESIZE_BUCKETS,
+)
+for _purpose in PrefetchPurpose:
+    for _outcome in PREFETCH_OUTCOMES:
+        PREFETCH_DURATION.histogram.labels(_purpose.value, _outcome)
 QUEUEING = _declare_histogram(
     "ebbtide_queueing_seconds",
     "Seconds from submission of a job to its first start.",

@@ -40,6 +40,7 @@ from scheduler.telemetry.metrics import (
     OWN,
     PENDING_JOBS,
     PREEMPTIONS,
+    PREFETCH_DURATION,
     QUEUEING,
     RECALL_DURATION,
     RECALLS,
@@ -67,6 +68,7 @@ _DIRECTIONS = {
     EventCode.JOB_MOVED: "move",
     EventCode.JOB_REARRANGED: "rearrange",
 }
+_PREFETCH_OUTCOMES = {EventCode.NODE_PREFETCHED: "loaded", EventCode.PREFETCH_FAILED: "failed"}
 _RESTART_CAUSES = {JobState.QUEUED: "workers", JobState.PLANNING: "out-of-memory"}
 
 
@@ -235,6 +237,9 @@ def _record_event(event: Event, before: Snapshot) -> None:
         _record_replan(event)
     if event.code in _DIRECTIONS:
         RESIZES.labels(_DIRECTIONS[event.code], event.cause).inc()
+    if event.code in _PREFETCH_OUTCOMES:
+        outcome = _PREFETCH_OUTCOMES[event.code]
+        PREFETCH_DURATION.observe(event.numbers["seconds"], event.cause, outcome)
 
 
 def _record_lost_work(event: Event, before: Snapshot) -> None:

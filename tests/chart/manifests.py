@@ -82,7 +82,7 @@ NOTHING: Manifest = {
     **SQLITE,
     "crds": {"install": False},
     "database": {"kind": "sqlite", "sqlite": {"existingClaim": "old"}},
-    "rbac": {"aggregate": False, "scale": [{"apiGroup": "apps", "resource": "deployments"}]},
+    "rbac": {"aggregate": False, "scale": [{"apiGroup": "apps", "resource": "deployments"}], "warmStandbys": ["chat"]},
     "podDisruptionBudget": {"enabled": False},
     "networkPolicy": {"enabled": False},
     "uninstall": {"guard": False},

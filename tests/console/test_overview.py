@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
+from scheduler.domain.prefetch import PrefetchPurpose, PrefetchResult
 from scheduler.domain.standby import StandbyPhase, StandbyState
 from scheduler.store.protocol import Commit
 from tests.console.fleets import create_fleet
@@ -101,11 +102,13 @@ def test_node_shows_its_standby_replicas_and_why_they_failed(fleet: ConsoleSite,
     before = fleet.store.load().snapshot
     detail = "pod chat/llm-0: it accepted the order, but is still awake after 60 s"
     standby = StandbyState(StandbyPhase.SLEEP_FAILED, fleet.clock.now_s() - 90.0, detail, detail)
-    nodes = {**before.nodes, "i0": replace(before.nodes["i0"], standby=standby)}
+    pull = PrefetchResult("uid", PrefetchPurpose.SERVING, fleet.clock.now_s(), 41.0, "ErrImagePull: llm:1: denied")
+    nodes = {**before.nodes, "i0": replace(before.nodes["i0"], standby=standby, prefetches=(pull,))}
     after = replace(before, generation=before.generation + 1, nodes=nodes)
     fleet.store.commit(Commit(before, after, fleet.lead().epoch))
     page = opened(fleet.url)
     page.get_by_role("listbox", name="Nodes of pool inference").get_by_role("option").first.click()
     dialog = page.get_by_role("dialog", name="Node i0")
-    expect(dialog).to_contain_text("failed to sleep")
+    expect(dialog).to_contain_text("did not become idle")
+    expect(dialog).to_contain_text("after 41 s: ErrImagePull: llm:1: denied")
     expect(dialog).to_contain_text("still awake after 60 s")

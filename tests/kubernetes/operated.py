@@ -157,7 +157,8 @@ class Operated:
         labels = {"ebbtide.dev/test-pool": "inference"}
         for number in range(count):
             self.kubelet.add_node(f"{self.namespace}-i{number}", gpus=gpus, labels=labels)
-        lending = {"headroom": 0, "returnDeadline": "30s", "coldStart": "0s"}
+        # With a profile, the pool lends before its forecast is calibrated.
+        lending = {"headroom": 0, "returnDeadline": "30s", "coldStart": "0s", "demandProfile": [0] * 24}
         spec = {
             "kind": "inference",
             "nodeSelector": labels,

@@ -25,6 +25,7 @@ from scheduler.kubernetes.executor import KubernetesExecutor
 from scheduler.kubernetes.job_objects import JobDefaults, JobObjectActions
 from scheduler.kubernetes.node_lending import NodeLending
 from scheduler.kubernetes.pod_view import count_requested_gpus
+from scheduler.kubernetes.prefetching import Prefetches
 from scheduler.runtime.clock import RealClock
 from scheduler.runtime.demand_forecasts import DemandForecaster
 from scheduler.runtime.reconciler import tick
@@ -68,20 +69,22 @@ class Site:
         rules = JobDefaults(
             self.namespace, "http://127.0.0.1:1", "ebbtide/worker:test", AgentImage("ebbtide/agent:test")
         )
+        objects = JobObjectActions(
+            self.cluster,
+            self.mirrors,
+            rules,
+            epoch=lambda: self.epoch,
+            agent_token=lambda job_id: f"token-{job_id}",
+        )
         return KubernetesExecutor(
-            JobObjectActions(
-                self.cluster,
-                self.mirrors,
-                rules,
-                epoch=lambda: self.epoch,
-                agent_token=lambda job_id: f"token-{job_id}",
-            ),
+            objects,
             NodeLending(self.cluster, self.mirrors, epoch=lambda: self.epoch),
             view=self.mirrors.get_view,
             run_log=self.store.run_log,
             now=self.clock.now_s,
             epoch=lambda: self.epoch,
             actions=ActionPool(available_requests=self.cluster.count_available_requests),
+            prefetches=Prefetches(self.cluster, self.mirrors, list_job_images=objects.list_images),
         )
 
     def close(self) -> None:

@@ -102,6 +102,9 @@ def _is_served(cluster: KubernetesClient, kind: ResourceKind) -> bool:
 def test_rendering_matches_the_golden_files(chart: Chart, cluster: KubernetesClient, case: str) -> None:
     if case == "everything":
         _serve_foreign_kinds(cluster)
+    for name in manifests.CASES[case].get("rbac", {}).get("warmStandbys", ()):
+        if cluster.get_or_none(NAMESPACE, name) is None:
+            cluster.create(NAMESPACE, {"metadata": {"name": name}})
     chart.install(manifests.CASES[case])
     created = manifests.comparable(rendered(cluster, manifests.RELEASE, chart.namespace))
     chart.uninstall()

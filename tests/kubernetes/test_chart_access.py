@@ -20,6 +20,9 @@ from scheduler.domain.job_account import OnResize
 from scheduler.domain.job_spec import JobSpec
 from scheduler.domain.job_state import JobState
 from scheduler.domain.lending_policy import LendingPolicy
+from scheduler.domain.standby import Standby, StandbyMode
+from scheduler.executors.engine_sleep import ReplicaError
+from scheduler.executors.standby_replicas import StandbyOrder, StandbyReplica
 from scheduler.kubernetes.api_error import ApiError
 from scheduler.kubernetes.api_objects import (
     AUTOSCALER,
@@ -34,13 +37,17 @@ from scheduler.kubernetes.api_objects import (
     NODE,
     PERSISTENT_VOLUME,
     POD,
+    POD_TEMPLATE,
     POOL,
     QUEUE,
     SECRET,
     SERVICE,
+    SERVING_LABEL,
     VOLUME_CLAIM,
+    Object,
     ResourceKind,
     labels_of,
+    uid_of,
 )
 from scheduler.kubernetes.client import EvictionResult, KubernetesClient, connect
 from scheduler.kubernetes.event_recorder import EventSeriesLog, build_event_writes, index_event_objects
@@ -48,6 +55,7 @@ from scheduler.kubernetes.leader_election import LeaderElector
 from scheduler.kubernetes.resource_writes import Writes
 from scheduler.kubernetes.resources.gpu_profile import build_gpu_profile
 from scheduler.kubernetes.spec_commands import ClusterResources
+from scheduler.kubernetes.warm_replicas import WarmControl
 from scheduler.solver.profiles.catalog import read_gpu_json
 from scheduler.store.protocol import StoredEvent
 from tests.builders import a_job, a_loan
@@ -121,7 +129,8 @@ def test_jobs_run_and_nodes_are_lent_and_recalled(
     operator: KubernetesClient, kubelet: FakeKubelet, namespace: str, tmp_path: Path
 ) -> None:
     site = Site(operator, kubelet, namespace, tmp_path)
-    site.add_pools(training=1, inference=2, lending=LendingPolicy(headroom=0.0, return_deadline_s=30, cold_start_s=0))
+    lending = LendingPolicy(headroom=0.0, return_deadline_s=30, cold_start_s=0, demand_profile=(0.0,) * 24)
+    site.add_pools(training=1, inference=2, lending=lending)
     site.send(ReportDemand("inference", 0.0))
     site.send(
         SubmitJob(
@@ -287,6 +296,39 @@ def test_the_api_may_do_nothing_at_all(control_plane: ControlPlane, granted: Non
         assert is_forbidden(partial(opened.list, kind, namespace=HOME)), kind
         assert is_forbidden(partial(opened.create, kind, build_config_map("mine", HOME))), kind
     opened.close()
+
+
+def test_templates_of_weights_are_read_one_by_one(operator: KubernetesClient, namespace: str) -> None:
+    assert operator.get_or_none(POD_TEMPLATE, "any", namespace) is None
+    assert is_forbidden(lambda: operator.list(POD_TEMPLATE, namespace=namespace))
+
+
+def test_warm_replicas_are_labelled_only_in_the_namespaces_of_the_chart(
+    cluster: KubernetesClient, operator: KubernetesClient, namespace: str
+) -> None:
+    labels = {"app": "chat", SERVING_LABEL: "true"}
+    pod = cluster.create(POD, build_pod("chat", namespace, labels=labels))
+    standby = Standby(namespace, {"app": "chat"}, gpu_memory_bytes=1, mode=StandbyMode.WARM)
+    replica = StandbyReplica(uid_of(pod), "n0", "pod chat", namespace=namespace, name="chat")
+    control, order = WarmControl(operator), StandbyOrder("n0", standby, asleep=True, replicas=(replica,))
+    with pytest.raises(ReplicaError, match="warmStandbys"):
+        control.bring(replica, order, is_wanted=lambda: True)
+    for kind in (ROLE, ROLE_BINDING):
+        (role,) = [each for each in manifests.read("nothing") if is_of_warm_standbys(each, kind)]
+        cluster.apply(kind, {**role, "metadata": {**role["metadata"], "namespace": namespace}})
+    eventually(lambda: can_bring(control, replica, order), what="the role is in effect")
+    assert labels_of(cluster.get(POD, "chat", namespace))[SERVING_LABEL] == "false"
+
+
+def is_of_warm_standbys(manifest: Object, kind: ResourceKind) -> bool:
+    return manifest["kind"] == kind.name and str(manifest["metadata"]["name"]).endswith("-warm-standbys")
+
+
+def can_bring(control: WarmControl, replica: StandbyReplica, order: StandbyOrder) -> bool:
+    try:
+        return control.bring(replica, order, is_wanted=lambda: True)
+    except ReplicaError:
+        return False
 
 
 def test_an_editor_has_the_jobs_of_the_namespace_and_nothing_else(

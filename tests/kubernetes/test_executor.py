@@ -234,7 +234,7 @@ def test_evicted_pod_costs_no_retry(site: Site) -> None:
 
 
 def test_lent_node_is_tainted_and_returned(site: Site) -> None:
-    lending = LendingPolicy(headroom=0.0, return_deadline_s=30.0, cold_start_s=0.0)
+    lending = LendingPolicy(headroom=0.0, return_deadline_s=30.0, cold_start_s=0.0, demand_profile=(0.0,) * 24)
     site.add_pools(training=1, inference=2, lending=lending)
     own = {"ebbtide.dev/pool": "chat"}  # a label chosen by the administrator
     site.cluster.patch(NODE, f"{site.namespace}-i0", change={"metadata": {"labels": own}})

@@ -20,9 +20,13 @@ from scheduler.kubernetes.api_objects import (
     LEASE,
     LOAN,
     LOAN_LABEL,
+    MANAGED_BY_LABEL,
     NODE,
+    POD,
     POOL,
+    PREFETCH_LABEL,
     QUEUE,
+    SCHEDULER_NAME,
     SECRET,
     SERVICE,
     Object,
@@ -36,7 +40,7 @@ from scheduler.solver.profiles.catalog import read_gpu_json
 from tests.chart import manifests
 from tests.kubernetes.conftest import UNHURRIED
 from tests.kubernetes.control_plane import ControlPlane
-from tests.kubernetes.objects import NAMESPACE
+from tests.kubernetes.objects import NAMESPACE, build_pod
 from tests.kubernetes.operated import Operated
 from tests.kubernetes.test_chart_access import ACCESS
 from tests.kubernetes.waiting import eventually
@@ -146,9 +150,12 @@ def test_pods_that_no_operator_stops_are_deleted(operated: Operated, kubeconfigs
     operated.until_phase("llama", "Running")
     operator.kill()
     operator.wait()
+    labels = {MANAGED_BY_LABEL: SCHEDULER_NAME, PREFETCH_LABEL: "weights"}
+    operated.cluster.create(POD, build_pod("prefetch", operated.namespace, labels=labels))
     done = prepare(kubeconfigs[True], "--stop-jobs", "--timeout=1")
     assert done.returncode == 0, done.stderr
     eventually(lambda: not operated.pods(), what="its pods are gone")
+    assert operated.cluster.get_or_none(POD, "prefetch", operated.namespace) is None
     assert hanging_objects(operated) == []
 
 

@@ -124,6 +124,13 @@ FLEET = Board(
                 ),
                 Panel(
                     Kind.GRAPH,
+                    "Prefetches per hour",
+                    "Images and weights loaded onto nodes before a loan or a return, by purpose and outcome.",
+                    hourly("ebbtide_prefetch_duration_seconds_count{@}", "purpose, outcome"),
+                    stacked=True,
+                ),
+                Panel(
+                    Kind.GRAPH,
                     "Lending decisions per hour",
                     "Decisions of ticks that were committed.",
                     hourly('ebbtide_decisions_total{@, kind=~"LendNode|RecallNode|CancelRecall|ReturnNode"}', "kind"),

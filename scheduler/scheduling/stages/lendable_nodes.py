@@ -68,7 +68,7 @@ class LoanSupply:
 def is_lendable(node: Node, now_s: float) -> bool:
     """Return whether the node can be lent.
 
-    It is up and not cordoned, neither its owner nor a veto keeps it, and its standby replicas can sleep.
+    It is up and not cordoned, neither its owner nor a veto keeps it, and its standby replicas can be idle.
     """
     if node.state is not NodeState.UP or not node.lendable or node.cordoned or now_s < node.vetoed_until_s:
         return False

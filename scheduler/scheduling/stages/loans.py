@@ -93,12 +93,12 @@ def _withdraw_expired_offers(cycle: SchedulingCycle) -> None:
 
 
 def _withdraw_failed_standbys(cycle: SchedulingCycle) -> None:
-    """Withdraw offers of nodes whose standby replicas are absent or did not fall asleep."""
+    """Withdraw offers of nodes whose standby replicas are absent or did not become idle."""
     nodes = cycle.snapshot.original.nodes
     for name in sorted(cycle.index.offered):
         standby = nodes[name].standby
         if standby is not None and standby.phase in (StandbyPhase.ABSENT, StandbyPhase.SLEEP_FAILED):
-            detail = f"no inference replica sleeps on node {name}: {standby.detail}"
+            detail = f"no inference replica is idle on node {name}: {standby.detail}"
             cycle.apply(ReturnNode(name, Reason(ReasonCode.STANDBY_FAILED, detail)))
 
 

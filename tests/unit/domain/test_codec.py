@@ -35,17 +35,19 @@ from scheduler.domain.known_events import FACTOR_MAX, KnownEvent
 from scheduler.domain.lending_policy import PROFILE_HOURS, Blackout, LendingMode, LendingPolicy
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan, Schedule, Stage
 from scheduler.domain.plan_limits import DEGREES, PlanDimension, PlanLimits
+from scheduler.domain.prefetch import PrefetchPolicy, WeightsTemplate
 from scheduler.domain.program import Program
 from scheduler.domain.run_document import LaunchMode
 from scheduler.domain.scaling_curve import Curve, LinearCurve, ScalingCurve
 from scheduler.domain.secret_reference import KubernetesSecretKey, SecretReference
 from scheduler.domain.serving import SizingPolicy
 from scheduler.domain.snapshot import Snapshot
-from scheduler.domain.standby import LEVELS, Standby
+from scheduler.domain.standby import LEVELS, Standby, StandbyMode
 
 _COUNT = st.integers(min_value=1, max_value=2**63)
 _NAME = st.text(min_size=1, max_size=8)
 _ZONE = "Europe/Berlin"
+ENGINE_URL = "http://{node}:8000"
 _POSITIVE_S = st.floats(min_value=1e-9, allow_infinity=False)
 
 
@@ -84,6 +86,11 @@ def _forecasts(draw: st.DrawFn) -> Forecast:
     return Forecast(draw(st.floats(allow_nan=False)), draw(_POSITIVE_S), tuple(levels), gpus, draw(st.text()))
 
 
+def _prefetches() -> SearchStrategy[PrefetchPolicy]:
+    weights = st.none() | st.builds(WeightsTemplate, namespace=_NAME, pod_template=_NAME)
+    return st.builds(PrefetchPolicy, images=st.just(True), weights=weights, timeout_s=st.floats(10.0, 7200.0))
+
+
 @st.composite
 def _job_specs(draw: st.DrawFn) -> JobSpec:
     free = ("name", "queue", "gpu", "model", "priority", "command", "env", "checkpoint", "fungible", "program")
@@ -96,17 +103,18 @@ def _job_specs(draw: st.DrawFn) -> JobSpec:
 
 
 def _standbys() -> SearchStrategy[Standby]:
-    return st.builds(
-        Standby,
-        namespace=_NAME,
-        selector=st.just({"app": "llm"}),
-        port=st.integers(1, 65_535),
-        level=st.sampled_from(LEVELS),
-        gpu_memory_bytes=_COUNT,
-        host_memory_bytes=_COUNT,
-        wake_s=st.none() | _POSITIVE_S,
-        timeout_s=st.floats(0.1, 3600.0),
-    )
+    common: dict[str, SearchStrategy[Any]] = {
+        "port": st.integers(1, 65_535),
+        "level": st.sampled_from(LEVELS),
+        "gpu_memory_bytes": _COUNT,
+        "host_memory_bytes": _COUNT,
+        "wake_s": st.none() | _POSITIVE_S,
+        "timeout_s": st.floats(0.1, 3600.0),
+        "drain_s": st.floats(0.0, 3600.0),
+    }
+    pods = {"namespace": _NAME, "selector": st.just({"app": "llm"}), "mode": st.sampled_from(StandbyMode)}
+    gpus = st.sampled_from([(), (0,), (1, 3)])
+    return st.builds(Standby, **pods, **common) | st.builds(Standby, url=st.just(ENGINE_URL), gpus=gpus, **common)
 
 
 _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
@@ -164,12 +172,14 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         stabilization_s=_POSITIVE_S,
     ),
     Standby: _standbys(),
+    WeightsTemplate: st.builds(WeightsTemplate, namespace=_NAME, pod_template=_NAME),
+    PrefetchPolicy: _prefetches(),
     LendingPolicy: st.builds(
         LendingPolicy,
         quantile=st.floats(0.01, 0.99),
         shortage_target=st.none(),
         headroom=st.floats(0.0, 0.99),
-        return_deadline_s=_POSITIVE_S | st.just(math.inf),
+        return_deadline_s=st.floats(3601.0, allow_infinity=False) | st.just(math.inf),
         cold_start_s=_POSITIVE_S,
         lent_nodes_max=st.none() | _COUNT,
         demand_stale_s=st.none() | _POSITIVE_S,
@@ -180,6 +190,7 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         notice_s=_POSITIVE_S,
         veto_s=_POSITIVE_S,
         standby=st.none() | _standbys(),
+        prefetch=st.none() | _prefetches(),
     ),
     DemandQuery: st.one_of(
         st.builds(DemandQuery, promql=st.just("sum(gpus)"), sums_series=st.booleans()),

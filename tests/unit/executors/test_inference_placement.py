@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler.domain.fleet import DemandReading, LoanState
+from scheduler.domain.lending_policy import LendingPolicy
+from scheduler.domain.observation import StandbyFacts
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.standby import Standby, StandbyPhase
 from scheduler.executors.inference_placement import place_inference
@@ -44,11 +46,15 @@ def test_nodes_are_idle_without_demand() -> None:
     assert set(used(a_snapshot(a_fleet(training=1, inference=2))).values()) == {0}
 
 
-def test_pool_with_a_standby_has_no_replica_that_sleeps() -> None:
-    state = world(5.0)
-    standby = Standby("chat", {"app": "llm"})
+def test_offered_node_is_in_use_until_its_replicas_sleep() -> None:
+    state = world(5.0, i2=LoanState.OFFERED)
+    standby = Standby(url="http://{node}:8000")
     pool = replace(state.pools["inference"], lending=replace(state.pools["inference"].lending, standby=standby))
-    facts = place_inference(replace(state, pools={**state.pools, "inference": pool}), down=())
-    phases = {name: None if each.standby is None else each.standby.phase for name, each in facts.items()}
-    assert phases["i0"] is StandbyPhase.ABSENT
+    state = replace(state, pools={**state.pools, "inference": pool})
+    assert place_inference(state, down=())["i2"].inference_gpus == 1
+    asleep = {"i2": StandbyFacts(StandbyPhase.ASLEEP)}
+    facts = place_inference(state, down=(), standby=asleep)
+    assert (facts["i2"].inference_gpus, facts["i2"].standby) == (0, asleep["i2"])
+    assert (facts["i0"].standby, facts["t0"].standby) == (StandbyFacts(), None)
+    state = replace(state, pools={**state.pools, "inference": replace(pool, lending=LendingPolicy())})
     assert all(each.standby is None for each in place_inference(state, down=()).values())

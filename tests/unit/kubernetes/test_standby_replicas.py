@@ -13,6 +13,7 @@ from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.observation import NodeFacts, StandbyFacts
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.standby import Standby, StandbyPhase, StandbyState
+from scheduler.executors.standby_replicas import StandbyReplicas
 from scheduler.kubernetes.api_objects import LOANED_TAINT
 from scheduler.kubernetes.cluster_cache import ClusterView
 from scheduler.kubernetes.cluster_observation import observe_nodes
@@ -20,7 +21,6 @@ from scheduler.kubernetes.node_capacities import sum_foreign_requests
 from scheduler.kubernetes.node_view import NodeView
 from scheduler.kubernetes.pod_view import PodView, parse_pod_view
 from scheduler.kubernetes.standby_orders import plan_standby_orders
-from scheduler.kubernetes.standby_replicas import StandbyReplicas
 from tests.builders import a_fleet, a_snapshot
 from tests.kubernetes.waiting import eventually
 from tests.sleeping_engine import SleepingEngine, serving_engine
@@ -181,7 +181,7 @@ def test_replica_that_does_not_wake_is_replaced_and_counts_as_a_cold_start(world
     world.until(StandbyPhase.ASLEEP, LoanState.ACTIVE)
     world.engine.lies = True
     failed = world.until(StandbyPhase.WAKE_FAILED, LoanState.RETURNED)
-    assert list(world.replicas.list_failed()) == [world.replica]
+    assert [each.uid for each in world.replicas.list_failed()] == [world.replica.uid]
     assert failed.standby is not None
     assert failed.standby.wake is not None
     assert failed.standby.wake.seconds >= 300.0
@@ -196,7 +196,7 @@ def test_replica_that_restarts_on_a_lent_node_is_put_to_sleep_again_or_replaced(
     eventually(lambda: (world.observe(LoanState.ACTIVE), world.engine.is_sleeping)[1], what="asleep again")
     world.engine.is_sleeping, world.engine.lies = False, True
     world.until(StandbyPhase.SLEEP_FAILED, LoanState.ACTIVE)
-    assert list(world.replicas.list_failed()) == [world.replica]
+    assert [each.uid for each in world.replicas.list_failed()] == [world.replica.uid]
 
 
 def test_process_that_does_not_lead_calls_no_replica(world: World) -> None:

@@ -15,6 +15,7 @@ from scheduler.domain.fleet import DemandReading, Forecast, LoanState
 from scheduler.domain.hardware import collect_fleet_hardware
 from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.observation import NodeFacts, Observation, ReplicaStart, StandbyFacts
+from scheduler.domain.parallel_plan import ParallelPlan
 from scheduler.domain.return_times import ReturnTimes
 from scheduler.domain.scaling_curve import build_data_parallel_plan
 from scheduler.domain.snapshot import Snapshot
@@ -118,12 +119,32 @@ def test_plans_on_lent_nodes_leave_the_kept_memory() -> None:
         plan = replace(build_data_parallel_plan(GPU, 8), peak_bytes_per_gpu=peak_bytes)
         violation = find_violation(MutableSnapshot(snapshot), StartJob("waits", {"i0": tuple(range(8))}, plan, WHY))
         assert (violation.invariant if violation else None) is law
+        assert find_kept_memory_law(snapshot, plan, (0, 3)) is law
+        assert find_kept_memory_law(snapshot, plan, (0,)) is None, "the job does not use this GPU"
     hardware = collect_fleet_hardware({}, snapshot.pools, snapshot.nodes.values())
     assert hardware.kept_bytes == {GPU: 4 * 2**30}
     plain = replace(snapshot.pools["inference"], lending=replace(RULES, standby=None))
     without = collect_fleet_hardware({}, {"inference": plain}, snapshot.nodes.values())
     assert (without.kept_bytes, without.digests) == ({}, {})
     assert hardware.digests.keys() == {GPU}
+
+
+def find_kept_memory_law(snapshot: Snapshot, plan: ParallelPlan, gpus: tuple[int, ...]) -> Invariant | None:
+    """Return the memory rule that the plan breaks on GPUs 2 to 7 of the node, if its replica uses only `gpus`."""
+    standby = Standby(url="http://{node}:8000", gpu_memory_bytes=STANDBY.gpu_memory_bytes, gpus=gpus)
+    pools = {"inference": replace(snapshot.pools["inference"], lending=replace(RULES, standby=standby))}
+    job = a_job("waits", 6)
+    snapshot = replace(snapshot, pools=pools, jobs={job.id: job})
+    plan = replace(build_data_parallel_plan(GPU, 6), peak_bytes_per_gpu=plan.peak_bytes_per_gpu)
+    violation = find_violation(MutableSnapshot(snapshot), StartJob("waits", {"i0": tuple(range(2, 8))}, plan, WHY))
+    return violation.invariant if violation else None
+
+
+def test_pool_that_states_more_than_a_gpu_has_limits_no_plan() -> None:
+    snapshot = world()
+    greedy = replace(STANDBY, gpu_memory_bytes=snapshot.nodes["i0"].gpu_memory_bytes)
+    pools = {"inference": replace(snapshot.pools["inference"], lending=replace(RULES, standby=greedy))}
+    assert collect_fleet_hardware({}, pools, snapshot.nodes.values()).kept_bytes == {}
 
 
 _OBSERVED = st.lists(

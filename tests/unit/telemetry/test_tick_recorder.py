@@ -8,13 +8,16 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scheduler.domain.capacity_history import CapacityBin
+from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import DemandReading, Forecast
 from scheduler.domain.job_spec import JobSpec
+from scheduler.domain.prefetch import PrefetchPurpose
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.tick_report import TickReport
 from scheduler.scheduling.capacity_use import integrate_capacity
@@ -90,6 +93,32 @@ def test_recalled_node_is_returned_after_its_job_has_saved() -> None:
         'inference_intervals_total{outcome="met",pool="inference"}': 1.0,
     }
     assert gpu_seconds(changes) == (4 * 270 + 8 * 70, 4 * 30 + 8 * 30 + 8 * 10 + 4 * 20)
+
+
+def test_prefetches_count_by_purpose_and_outcome() -> None:
+    recorder, reports = TickRecorder(), list[TickReport]()
+    stage = Stage(reports.append)
+    stage.play("fleet training=1x4 inference=0x4")
+    stage.play("run 10")
+    ends = (
+        (EventCode.NODE_PREFETCHED, PrefetchPurpose.SERVING, 40.0),
+        (EventCode.NODE_PREFETCHED, PrefetchPurpose.SERVING, 2.0),
+        (EventCode.PREFETCH_FAILED, PrefetchPurpose.WEIGHTS, 600.0),
+    )
+    events = tuple(
+        Event(reports[-1].now_s, code, "i0", "", {"seconds": seconds}, purpose) for code, purpose, seconds in ends
+    )
+    before = read_samples()
+    recorder.record(replace(reports[-1], events=events, committed=True))
+    changes = {name: value for name, value in list_changed_samples(before).items() if "prefetch" in name}
+    of_serving, of_weights = '{outcome="loaded",purpose="serving"}', '{outcome="failed",purpose="weights"}'
+    name = "ebbtide_prefetch_duration_seconds"
+    assert {key: value for key, value in changes.items() if "_bucket" not in key} == {
+        f"{name}_count{of_serving}": 2.0,
+        f"{name}_sum{of_serving}": 42.0,
+        f"{name}_count{of_weights}": 1.0,
+        f"{name}_sum{of_weights}": 600.0,
+    }
 
 
 def test_preemption_counts_by_reason_and_a_restart_is_not_queueing() -> None:

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
 import { badge, el, facts, put, table } from "../dom.js";
-import { bytes, gpus } from "../format.js";
+import { bytes, duration, gpus } from "../format.js";
 import { due, when } from "../times.js";
 
 export async function nodeDialog(name) {
@@ -33,6 +33,7 @@ function contents(node) {
     ["Loan", loan && el("span", {}, badge(loan.state), " since ", when(loan.state_since_s))],
     ["Return by", loan?.return_by_s && due(loan.return_by_s)],
     ["Standby replicas", standby && describeStandby(standby)],
+    ...node.prefetches.map((result) => [PURPOSES[result.purpose], describePrefetch(result)]),
   ]);
   const page = el("p", {}, el("a", { href: `#/nodes/${encodeURIComponent(node.name)}` }, "Open the page of the node"));
   const rows = jobs.map(([id, indices]) => [el("a", { href: `#/jobs/${id}` }, id), indices.join(", ")]);
@@ -42,14 +43,25 @@ function contents(node) {
 
 const PHASES = {
   awake: "awake",
-  asleep: "asleep",
+  asleep: "idle",
   absent: "absent",
-  sleep_failed: "failed to sleep",
-  wake_failed: "failed to wake",
+  sleep_failed: "did not become idle",
+  wake_failed: "did not serve again",
 };
 
 function describeStandby(standby) {
   const reason = standby.detail || standby.failure;
   const since = el("span", {}, badge(standby.phase, PHASES[standby.phase]), " since ", when(standby.since_s));
   return reason ? el("span", {}, since, `: ${reason}`) : since;
+}
+
+const PURPOSES = {
+  training: "Images of jobs",
+  serving: "Images of replicas",
+  weights: "Weights",
+};
+
+function describePrefetch(result) {
+  if (result.error) return el("span", {}, badge("failed"), ` after ${duration(result.seconds)}: ${result.error}`);
+  return `loaded in ${duration(result.seconds)}`;
 }

@@ -44,6 +44,7 @@ from ebbtide.client.views.fleet import (
     PoolExplanationView,
     PoolForecastView,
     PoolSummaryView,
+    PrefetchResultView,
     ProblemsView,
     ProblemView,
     QueueView,
@@ -136,11 +137,13 @@ from ebbtide.client.views.serving import (
     PoolNetworkView,
     PoolServingView,
     PoolView,
+    PrefetchPolicyView,
     ReplicaAdviceView,
     ServedModelView,
     ShadowView,
     StandbyView,
     WayBackView,
+    WeightsView,
 )
 from ebbtide.client.views.simulations import (
     SimulationChartsView,
@@ -227,6 +230,8 @@ __all__ = [
     "PoolSummaryView",
     "PoolView",
     "PreemptedJobView",
+    "PrefetchPolicyView",
+    "PrefetchResultView",
     "ProblemDayView",
     "ProblemView",
     "ProblemsView",
@@ -277,6 +282,7 @@ __all__ = [
     "WayBackView",
     "WebhookSecretView",
     "WebhookView",
+    "WeightsView",
     "WhoAmIView",
     "WorkdirView",
 ]

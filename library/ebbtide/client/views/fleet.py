@@ -48,8 +48,18 @@ class IncidentView(TypedDict):
     kind: str
 
 
+class PrefetchResultView(TypedDict):
+    """The end of a prefetch on a node, until its pod is removed."""
+
+    at_s: float
+    error: str
+    id: str
+    purpose: str
+    seconds: float
+
+
 class StandbyStateView(TypedDict):
-    """State of the inference replicas on a node that can sleep."""
+    """State of the standby replicas on a node."""
 
     detail: str
     failure: str
@@ -75,6 +85,7 @@ class NodeView(TypedDict):
     name: str
     other_gpus: int
     pool: str
+    prefetches: list[PrefetchResultView]
     quarantine: str
     serves_training: bool
     standby: StandbyStateView | None

@@ -78,16 +78,35 @@ class KnownEventView(TypedDict):
     start_s: float
 
 
-class StandbyView(TypedDict):
-    """Replicas that sleep on a node while it is lent."""
+class WeightsView(TypedDict):
+    """The PodTemplate whose pod loads weights onto a node that is recalled."""
 
+    namespace: str
+    pod_template: str
+
+
+class PrefetchPolicyView(TypedDict):
+    """Loads onto the nodes of a pool before they are lent and before they are returned."""
+
+    images: bool
+    timeout_s: float
+    weights: WeightsView | None
+
+
+class StandbyView(TypedDict):
+    """Replicas that stay on a node while it is lent, asleep or without requests."""
+
+    drain_s: float
     gpu_memory_bytes: int
+    gpus: list[int]
     host_memory_bytes: int
     level: int
+    mode: str
     namespace: str
     port: int
     selector: dict[str, str]
     timeout_s: float
+    url: str
     wake_s: float | None
 
 
@@ -107,6 +126,7 @@ class LendingPolicyView(TypedDict):
     loan_s_min: float
     mode: str
     notice_s: float
+    prefetch: PrefetchPolicyView | None
     quantile: float
     return_deadline_s: float
     shortage_target: float | None

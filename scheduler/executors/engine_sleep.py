@@ -1,6 +1,6 @@
 """HTTP client of an inference engine's sleep mode, as vLLM offers it: `/sleep`, `/wake_up` and `/is_sleeping`.
 
-It calls one port of one pod address, follows no redirect, uses no proxy, and limits time and size of each response.
+It calls one base URL per engine, follows no redirect, uses no proxy, and limits time and size of each response.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 import httpx
@@ -22,8 +21,8 @@ _PAUSE_S, _PAUSE_S_MAX = 0.1, 2.0
 _ENABLE_HINT = "start the engine with its sleep mode and its sleep endpoints"
 
 
-class EngineError(Exception):
-    """An engine did not do what was ordered. The message says why. `is_final`: another attempt cannot help."""
+class ReplicaError(Exception):
+    """A replica did not do what was ordered. The message says why. `is_final`: another attempt cannot help."""
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:
         super().__init__(message)
@@ -32,26 +31,11 @@ class EngineError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The HTTP API of a replica. An order must be carried out within `timeout_s`."""
+    """The HTTP API of a replica at a base URL. An order must be carried out within `timeout_s`."""
 
-    address: str
-    port: int
+    url: str
     level: int
     timeout_s: float
-
-    @property
-    def url(self) -> str:
-        """Base URL.
-
-        Raises:
-            EngineError: the address is no IP address.
-        """
-        try:
-            parsed = ip_address(self.address)
-        except ValueError:
-            raise EngineError(f"{self.address!r} is no IP address", is_final=True) from None
-        host = f"[{parsed}]" if isinstance(parsed, IPv6Address) else str(parsed)
-        return f"http://{host}:{self.port}"
 
 
 class EngineClient:
@@ -71,7 +55,7 @@ class EngineClient:
         Return False if `is_wanted` said meanwhile that the order does not count any more.
 
         Raises:
-            EngineError: it did not get there within the engine's timeout, or cannot.
+            ReplicaError: it did not get there within the engine's timeout, or cannot.
         """
         until_s, pause_s, is_ordered = self._monotonic_s() + engine.timeout_s, _PAUSE_S, False
         while is_wanted():
@@ -83,12 +67,12 @@ class EngineClient:
                     is_ordered = True
                     continue
                 problem = f"it accepted the order, but is still {'awake' if asleep else 'asleep'}"
-            except EngineError as error:
+            except ReplicaError as error:
                 if error.is_final:
                     raise
                 problem, is_ordered = str(error), False
             if self._monotonic_s() + pause_s >= until_s or self._stop.wait(pause_s):
-                raise EngineError(f"{problem} after {engine.timeout_s:g} s")
+                raise ReplicaError(f"{problem} after {engine.timeout_s:g} s")
             pause_s = min(2 * pause_s, _PAUSE_S_MAX)
         return False
 
@@ -100,7 +84,7 @@ class EngineClient:
         except ValueError:
             found = None
         if not isinstance(found, dict) or not isinstance(found.get("is_sleeping"), bool):
-            raise EngineError('GET /is_sleeping did not answer {"is_sleeping": true} or {"is_sleeping": false}')
+            raise ReplicaError('GET /is_sleeping did not answer {"is_sleeping": true} or {"is_sleeping": false}')
         return bool(found["is_sleeping"])
 
     def _order(self, engine: Engine, until_s: float, *, asleep: bool) -> None:
@@ -122,13 +106,13 @@ class EngineClient:
             with self._http.stream(method, engine.url + path, json=body, timeout=timeout) as response:
                 text = self._read(response, name, until_s)
         except httpx.TimeoutException:
-            raise EngineError(f"{name} did not answer") from None
+            raise ReplicaError(f"{name} did not answer") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise EngineError(f"{name} failed: {error or type(error).__name__}") from None
+            raise ReplicaError(f"{name} failed: {error or type(error).__name__}") from None
         status = response.status_code
         if status != httpx.codes.OK:
             hint = f": {_ENABLE_HINT}" if status == httpx.codes.NOT_FOUND else ""
-            raise EngineError(f"{name} answered {status}{hint}", is_final=status < httpx.codes.INTERNAL_SERVER_ERROR)
+            raise ReplicaError(f"{name} answered {status}{hint}", is_final=status < httpx.codes.INTERNAL_SERVER_ERROR)
         return text
 
     def _read(self, response: httpx.Response, name: str, until_s: float) -> str:
@@ -136,7 +120,7 @@ class EngineClient:
         for chunk in response.iter_raw():
             received += chunk
             if len(received) > RESPONSE_BYTES_MAX:
-                raise EngineError(f"{name} answered more than {RESPONSE_BYTES_MAX} bytes", is_final=True)
+                raise ReplicaError(f"{name} answered more than {RESPONSE_BYTES_MAX} bytes", is_final=True)
             if self._monotonic_s() >= until_s:
-                raise EngineError(f"{name} did not end its answer")
+                raise ReplicaError(f"{name} did not end its answer")
         return received.decode("utf-8", "replace")
