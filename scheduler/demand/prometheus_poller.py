@@ -6,11 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import httpx
 
 from scheduler.demand.presets import PrometheusQuery
-from scheduler.demand.prometheus_api import DemandHistory, PrometheusApi, format_utc
+from scheduler.demand.prometheus_api import DemandHistory, PrometheusApi, TimeSpan, format_utc
+from scheduler.demand.request_reader import RequestReader
 from scheduler.domain.demand_source import KnownDemand, PoolDemand, UnknownDemand, UnknownDemandReason
 
 QUERY_INTERVAL_S = 15.0
@@ -46,6 +48,7 @@ class PrometheusPoller:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._api = PrometheusApi(url, timeout_s=timeout_s)
+        self._requests = RequestReader(self._api)
         self._timeout_s = timeout_s
         self._interval_s = interval_s
         self._on_change = on_change
@@ -97,7 +100,7 @@ class PrometheusPoller:
                 UnknownDemandReason.STALE,
                 f"the newest sample is from {format_utc(result.at_s)}, more than {query.stale_after_s:g} s ago",
             )
-        return KnownDemand(result.gpus, min(result.at_s, now_s))
+        return replace(result, at_s=min(result.at_s, now_s))
 
     def take_history(self, query: PrometheusQuery) -> DemandHistory:
         """Return the history that was queried since the last call, oldest first; empty if there is none."""
@@ -137,9 +140,10 @@ class PrometheusPoller:
             for query in memory.keys() - queries.keys():
                 with self._lock:
                     memory.pop(query, None)
+        self._requests.forget_all_but(queries.keys())
 
     def _evaluate(self, client: httpx.Client, query: PrometheusQuery) -> PoolDemand:
-        result = self._api.read_demand(client, query)
+        result = self._requests.read(client, query) if query.requests else self._api.read_demand(client, query)
         if isinstance(result, KnownDemand):
             self._last[query] = result
         elif result.reason is UnknownDemandReason.NO_SERIES and query in self._last:
@@ -156,9 +160,9 @@ class PrometheusPoller:
         if known_at_s - known_to_s <= GAP_S or now_s < self._retry_at_s.get(query, float("-inf")):
             return ()
         from_s = max(known_to_s, known_at_s - HISTORY_S) + HISTORY_STEP_S
-        from_s = HISTORY_STEP_S * (from_s // HISTORY_STEP_S)
-        to_s = known_at_s - 1.0
-        history = self._api.read_history(client, query, from_s=from_s, to_s=to_s, step_s=HISTORY_STEP_S)
+        span = TimeSpan(HISTORY_STEP_S * (from_s // HISTORY_STEP_S), known_at_s - 1.0, HISTORY_STEP_S)
+        read_history = self._requests.read_history if query.requests else self._api.read_history
+        history = read_history(client, query, span)
         if isinstance(history, UnknownDemand):
             log.warning("the history of a demand query is unknown; it is queried again: %s", history.message)
             self._retry_at_s[query] = now_s + HISTORY_RETRY_S
