@@ -292,7 +292,7 @@ def _parse_vector(series: list[object], *, sums_series: bool) -> tuple[QueryValu
                 value = _parse_value(text, at_s, is_scalar=False)
             case _:
                 value = UnknownDemand(
-                    UnknownDemandReason.NOT_A_NUMBER, "the query returns a histogram; it must return a number of GPUs"
+                    UnknownDemandReason.NOT_A_NUMBER, "the query returns a histogram; it must return a number"
                 )
         if isinstance(value, UnknownDemand):
             return value
@@ -351,7 +351,7 @@ def _parse_value(text: str, at_s: float, *, is_scalar: bool) -> QueryValue | Unk
         return QueryValue(float(text), float(at_s), is_scalar)
     except ValueError:
         return UnknownDemand(
-            UnknownDemandReason.NOT_A_NUMBER, f"the query returns {text[:40]!r}; it must return a number of GPUs"
+            UnknownDemandReason.NOT_A_NUMBER, f"the query returns {text[:40]!r}; it must return a number"
         )
 
 

@@ -123,7 +123,7 @@ class RequestReader:
     ) -> _Rate | UnknownDemand:
         """Return a rate of zero if the query of replicas returns zero, or else the failure."""
         if failure.reason is not UnknownDemandReason.NO_SERIES:
-            return failure
+            return UnknownDemand(failure.reason, f"request rate: {failure.message}")
         if not promql.replicas:
             message = (
                 "the servers export no request counter; check `selector`, and set `replicas` if they scale to zero"
@@ -151,9 +151,9 @@ class RequestReader:
         if rate.at_s - read_at_s < LENGTHS_PERIOD_S:
             return known
         histograms = [self._read_histogram(client, text, rate.at_s, stale_after_s) for text in promql.lengths]
-        for histogram in histograms:
+        for side, histogram in zip(("prompt", "output"), histograms, strict=True):
             if isinstance(histogram, UnknownDemand):
-                return histogram
+                return UnknownDemand(histogram.reason, f"{side} lengths: {histogram.message}")
         prompts, outputs = (each for each in histograms if not isinstance(each, UnknownDemand))
         if prompts is None or outputs is None:
             if known or promql.served.lengths or not rate.per_s:

@@ -11,6 +11,7 @@ from scheduler.documents.demand_source import (
     DemandQuerySpec,
     Labels,
     RequestQuerySpec,
+    check_requested_names,
     check_requested_once,
     check_stale_after,
 )
@@ -235,10 +236,7 @@ class PoolSpec(Document):
         """Check that the requests for all models are pushed or polled."""
         demand, models = self.demand, {each.model for each in self.serving}
         if demand is not None and demand.requests is not None:
-            if models != {each.model for each in demand.requests}:
-                given = ", ".join(each.model for each in demand.requests)
-                allowed = f"each model in serving once: {', '.join(sorted(models)) or 'there is none'}"
-                raise invalid_field("demand.requests", given, allowed)
+            check_requested_names("demand.requests", {each.model for each in demand.requests}, models)
         elif models and demand is not None and demand.source != "push":
             allowed = f"nothing with demand.source {demand.source}; use push, or prometheus with requests"
             raise invalid_field("serving", "given", allowed)

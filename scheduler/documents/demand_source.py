@@ -35,7 +35,6 @@ from scheduler.domain.demand_source import (
     ServerRequests,
     UtilisationSignalError,
     check_no_utilisation,
-    describe_source_conflict,
 )
 
 DEMAND_STALE_S_MIN = 15.0
@@ -278,10 +277,22 @@ def check_requested_once(requests: Iterable[RequestQueryDocument]) -> None:
         seen.add(each.model)
 
 
-def check_requested_models(document: DemandSourceDocument, models: Iterable[str]) -> None:
+def check_requested_models(source: DemandSourceDocument, models: Iterable[str]) -> None:
     """Check that a source has requests for each model that its pool serves, and no other."""
-    if conflict := describe_source_conflict(to_prometheus_demand(document), models):
-        raise invalid_field("demand", "given", f"requests for each model in serving, and no other: {conflict}")
+    served = set(models)
+    if source.requests is None:
+        if served:
+            allowed = "nothing with demand.queries; use demand.requests, or report the requests of models"
+            raise invalid_field("serving", "given", allowed)
+    else:
+        check_requested_names("demand.requests", {each.model for each in source.requests}, served)
+
+
+def check_requested_names(field: str, requested: set[str], served: set[str]) -> None:
+    """Check that requests name all served models."""
+    if requested != served:
+        allowed = f"each model in serving once: {', '.join(sorted(served)) or 'there is none; add it'}"
+        raise invalid_field(field, ", ".join(sorted(requested)), allowed)
 
 
 def check_stale_after(stale_s: float, *, field: str) -> None:
