@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
@@ -41,6 +41,13 @@ class TimeSpan:
     from_s: float
     to_s: float
     step_s: float
+
+    def split(self, part_s: float) -> Iterator[TimeSpan]:
+        """Yield spans of at most `part_s` with the same times."""
+        steps, count = max(int(part_s / self.step_s), 1), int((self.to_s - self.from_s) / self.step_s + 1e-9) + 1
+        for first in range(0, count, steps):
+            last = min(first + steps, count) - 1
+            yield TimeSpan(self.from_s + first * self.step_s, self.from_s + last * self.step_s, self.step_s)
 
 
 @dataclass(frozen=True, slots=True)

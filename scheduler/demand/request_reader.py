@@ -35,6 +35,9 @@ from scheduler.serving.served_models import ServedModelError, count_replicas, ge
 LENGTHS_PERIOD_S = 300.0
 """Time for which lengths are used before they are queried again. They are means over an hour."""
 
+HISTORY_PART_S = 4 * 86_400.0
+"""Time of one range query. One over a month would exceed the timeout where many replicas export histograms."""
+
 Lengths = tuple[RequestLength, ...]
 
 
@@ -179,21 +182,22 @@ class RequestReader:
     def _read_past_gpus(
         self, client: httpx.Client, promql: RequestPromql, span: TimeSpan, stale_after_s: float
     ) -> dict[float, float] | UnknownDemand:
-        rates = self._api.query_range(client, promql.past_rate, span, lookback_s=stale_after_s)
-        if isinstance(rates, UnknownDemand):
-            return rates
         past = self._read_past_lengths(client, promql, span, stale_after_s)
         if isinstance(past, UnknownDemand):
             return past
         times_s, newest = sorted(past), self._lengths.get(promql, (0.0, ()))[1]
-        gpus = {}
-        for at_s, per_s in rates.items():
-            lengths = past[times_s[min(bisect_left(times_s, at_s), len(times_s) - 1)]] if times_s else newest
-            requests = ReportedRequests(promql.served.model, max(per_s, 0.0), promql.arrival_scv, lengths)
-            try:
-                gpus[at_s] = float(count_replicas(promql.served, requests) * promql.served.tensor_degree)
-            except (CapacityError, ServedModelError):
-                continue  # as a reading that could not be sized, it is missing in the history
+        gpus = dict[float, float]()
+        for part in span.split(HISTORY_PART_S):
+            rates = self._api.query_range(client, promql.past_rate, part, lookback_s=stale_after_s)
+            if isinstance(rates, UnknownDemand):
+                return rates
+            for at_s, per_s in rates.items():
+                lengths = past[times_s[min(bisect_left(times_s, at_s), len(times_s) - 1)]] if times_s else newest
+                requests = ReportedRequests(promql.served.model, max(per_s, 0.0), promql.arrival_scv, lengths)
+                try:
+                    gpus[at_s] = float(count_replicas(promql.served, requests) * promql.served.tensor_degree)
+                except (CapacityError, ServedModelError):
+                    continue  # as a reading that could not be sized, it is missing in the history
         return gpus
 
     def _read_past_lengths(
@@ -202,12 +206,13 @@ class RequestReader:
         """Return the lengths of requests by the end of the time over which they are averaged."""
         step_s = PAST_LENGTH_WINDOW_S
         ends = TimeSpan(step_s * ceil(span.from_s / step_s), span.to_s, step_s)
-        sides = []
-        for text in promql.past_lengths if ends.from_s <= ends.to_s else ():
-            found = self._api.query_bucket_range(client, text, ends, lookback_s=stale_after_s)
-            if isinstance(found, UnknownDemand):
-                return found
-            sides.append({at_s: histogram for at_s, each in found.items() if (histogram := _find_histogram(each))})
+        sides = [dict[float, TokenHistogram]() for _ in promql.past_lengths]
+        for text, side in zip(promql.past_lengths, sides, strict=True):
+            for part in ends.split(HISTORY_PART_S):
+                found = self._api.query_bucket_range(client, text, part, lookback_s=stale_after_s)
+                if isinstance(found, UnknownDemand):
+                    return found
+                side.update((at_s, known) for at_s, each in found.items() if (known := _find_histogram(each)))
         if not sides:
             return {}
         prompts, outputs = sides
