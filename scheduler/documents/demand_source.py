@@ -182,12 +182,9 @@ class RequestQueryDocument(Document):
     def _check_form(self) -> Self:
         if (self.rate is None) is (self.preset is None):
             raise self._refuse("rate", self.rate, f"a query, or nothing together with preset: {_LENGTH_SERVERS}")
-        if self.preset is None:
-            self._refuse_given(("selector", "window"), "nothing, unless preset is given")
-            if (self.prompt_lengths is None) is not (self.output_lengths is None):
-                missing = "prompt_lengths" if self.prompt_lengths is None else "output_lengths"
-                raise self._refuse(missing, None, "a query; lengths of prompts and outputs are given together")
-        else:
+        if self.rate is not None:
+            self._check_queries(self.rate)
+        elif self.preset is not None:
             self._refuse_given(("prompt_lengths", "output_lengths"), "nothing together with preset, which has its own")
             self._check_preset(self.preset)
         return self
@@ -202,6 +199,16 @@ class RequestQueryDocument(Document):
             )
         assert self.rate is not None
         return RequestQueries(self.rate, self.prompt_lengths or "", self.output_lengths or "")
+
+    def _check_queries(self, rate: str) -> None:
+        self._refuse_given(("selector", "window"), "nothing, unless preset is given")
+        if (self.prompt_lengths is None) is not (self.output_lengths is None):
+            missing = "prompt_lengths" if self.prompt_lengths is None else "output_lengths"
+            raise self._refuse(missing, None, "a query; lengths of prompts and outputs are given together")
+        try:
+            check_no_utilisation(rate)
+        except UtilisationSignalError as error:
+            raise self._refuse("rate", rate, f"a query of requests per second; {error}") from None
 
     def _check_preset(self, preset: InferenceServer) -> None:
         if preset not in LENGTH_SERVERS:
