@@ -9,6 +9,7 @@ import { PageFrame } from "../page_frame.js";
 import { lacksRole, whoAmI } from "../permissions.js";
 import { poolActions } from "../pool_actions.js";
 import * as parts from "./pool_parts.js";
+import { servedModels } from "./served_models.js";
 
 const LOANS = 200;
 const RECALLS = 20;
@@ -83,7 +84,7 @@ class PoolPage {
       policy: frame.section("Lending policy", pool.lending, () => parts.policyFacts(pool.lending)),
       calendar: frame.section("Calendar", pool.lending, () => parts.calendar(pool.lending)),
       source: frame.section("Demand source", [pool.demand_source, pool.demand], () => parts.sourceFacts(pool)),
-      serving: frame.section("Served models", pool.serving, () => parts.servedModels(pool.serving)),
+      serving: frame.section("Served models", pool.serving, () => servedModels(pool.serving)),
       recalls: frame.section("Recalls", recalls, () => parts.recallTable(recalls)),
       size: frame.section("Size", pool, () => parts.sizeFacts(pool)),
     };
