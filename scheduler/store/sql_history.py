@@ -26,8 +26,10 @@ from sqlalchemy import (
     Table,
     TypedColumns,
     bindparam,
+    case,
     delete,
     func,
+    literal,
     or_,
     select,
     union_all,
@@ -42,11 +44,13 @@ from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
 from scheduler.domain.job_records import Sample, SlottedSample
 from scheduler.domain.job_state import ENDED_STATES
 from scheduler.domain.owner_ids import derive_owner_id
+from scheduler.domain.reading_bins import ROUNDING_BINS
 from scheduler.store.api_protocol import LoanQuery, SortKey
 from scheduler.store.database import (
     METADATA,
     ROW_NUMBER,
     AnyRow,
+    BinNumber,
     Contains,
     StateSince,
     build_insert,
@@ -237,6 +241,26 @@ def decode_decision_row(row: AnyRow) -> StoredDecision:
 def select_readings(pool: str, since_s: float) -> Select[*tuple[Any, ...]]:
     query = select(READINGS).where(READINGS.c.pool == pool, READINGS.c.at_s >= since_s)
     return query.order_by(READINGS.c.at_s, READINGS.c.number)
+
+
+def select_reading_bins(pool: str, since_s: float, bin_s: float) -> Select[*tuple[Any, ...]]:
+    """Return the query of the columns of ReadingBin. The database reduces a fortnight of readings to its bins."""
+    number = BinNumber(READINGS.c.at_s / literal(bin_s, Double) + literal(ROUNDING_BINS, Double))
+    within = select(READINGS.c.at_s, READINGS.c.asked_gpus.label("gpus"), number.label("bin"), READINGS.c.number)
+    inside = within.where(READINGS.c.pool == pool, READINGS.c.at_s >= since_s).subquery()
+    order = (inside.c.at_s, inside.c.number)
+    ranked = select(
+        inside,
+        func.row_number().over(partition_by=inside.c.bin, order_by=order).label("rank"),
+        func.count().over(partition_by=inside.c.bin).label("readings"),
+    ).subquery()
+    (first_at_s, first_gpus), (last_at_s, last_gpus) = (
+        tuple(func.max(case((ranked.c.rank == rank, column))) for column in (ranked.c.at_s, ranked.c.gpus))
+        for rank in (1, ranked.c.readings)
+    )
+    peak_gpus, readings = func.max(ranked.c.gpus), func.max(ranked.c.readings)
+    columns = (first_at_s, first_gpus, last_at_s, last_gpus, peak_gpus, readings)
+    return select(*columns).group_by(ranked.c.bin).order_by(ranked.c.bin)
 
 
 def delete_replaced_readings(connection: Connection, backfill: Sequence[tuple[str, DemandReading]]) -> None:

@@ -17,6 +17,7 @@ from scheduler.domain.commands import Command
 from scheduler.domain.fleet import DemandReading, Loan
 from scheduler.domain.job import Job
 from scheduler.domain.job_records import Sample
+from scheduler.domain.reading_bins import ReadingBin
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store import sql_history, sql_inbox, sql_state
 from scheduler.store.api_protocol import AuditEntry, HistoryLog, LoanQuery, SortKey
@@ -239,6 +240,10 @@ class SqlStore:
     def list_readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         rows = fetch_rows(self._autocommit_engine, sql_history.select_readings(pool, since_s))
         return tuple(map(sql_history.decode_reading_row, rows))
+
+    def list_reading_bins(self, pool: str, *, since_s: float, bin_s: float) -> tuple[ReadingBin, ...]:
+        rows = fetch_rows(self._autocommit_engine, sql_history.select_reading_bins(pool, since_s, bin_s))
+        return tuple(ReadingBin(*row) for row in rows)
 
     def list_samples(self, job_id: str) -> tuple[Sample, ...]:
         rows = fetch_rows(self._autocommit_engine, sql_history.select_samples(job_id))

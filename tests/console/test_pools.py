@@ -78,8 +78,7 @@ def test_requests_of_served_models_show_tokens_replicas_and_latencies(fleet: Con
     requests = {"model": "llama-3-8b", "preset": "vllm", "selector": {"model_name": "llama"}}
     with fleet.client() as client:
         client.set_served_models("inference", [served, {**served, "model": "llama-3.1-70b", "tensorDegree": 4}])
-        pool = client.set_demand_source("inference", {"requests": [requests, {**requests, "model": "llama-3.1-70b"}]})
-        assert [each["model"] for each in pool["demand_source"]["requests"]] == ["llama-3-8b", "llama-3.1-70b"]
+        client.set_demand_source("inference", {"requests": [requests, {**requests, "model": "llama-3.1-70b"}]})
     page = opened(f"{fleet.url}/#/pools/inference")
     card = page.get_by_role("region", name="Served models")
     expect(card.locator("article")).to_have_count(2)
@@ -90,6 +89,7 @@ def test_requests_of_served_models_show_tokens_replicas_and_latencies(fleet: Con
             "inference", [{"model": "llama-3-8b", "rate": 30.0}, {"model": "llama-3.1-70b", "rate": 0.0}]
         )
         load = client.pool("inference")["serving"][0]["load"]
+        assert load is not None
     fleet.tick()
     first = card.locator("article").first
     expect(first).to_contain_text("30/s")
