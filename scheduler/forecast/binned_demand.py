@@ -138,11 +138,11 @@ class DemandWindow:
         self.observe(readings.first_at_s, readings.first_gpus)
         if readings.readings == 1:
             return
-        # Only intervals longer than a bin matter, and those inside of one are not: their mean stands for them.
+        # Intervals count if they are longer than a bin. Those inside of one are not, so that their mean stands for them.
         count = readings.readings - 1
         inside = [(readings.last_at_s - readings.first_at_s) / count] * min(count, _INTERVALS_KEPT)
-        self.observe(readings.last_at_s, readings.last_gpus)
-        self._intervals_s = [*self._intervals_s[:-1], *inside][-_INTERVALS_KEPT:]
+        self._intervals_s = [*self._intervals_s, *inside][-_INTERVALS_KEPT:]
+        self.gpus, self.observed_at_s = readings.last_gpus, readings.last_at_s
         assert self._bins is not None
         self._bins[1].raise_last(readings.peak_gpus)
 
