@@ -13,12 +13,12 @@ from scheduler.domain.serving import LengthSummary, ModelLoad, ServedModel, Sizi
 
 
 class LengthSummaryView(TypedDict):
-    """Prompts and outputs of requests, in tokens."""
+    """Lengths of requests in tokens."""
 
-    prompt_mean: Annotated[float, Field(description="Mean prompt in tokens.")]
-    prompt_p95: Annotated[float, Field(description="95th percentile of prompts in tokens.")]
-    output_mean: Annotated[float, Field(description="Mean output in tokens.")]
-    output_p95: Annotated[float, Field(description="95th percentile of outputs in tokens.")]
+    prompt_mean: Annotated[float, Field(description="Average length of their prompts.")]
+    prompt_p95: Annotated[float, Field(description="Length that 95% of their prompts do not exceed.")]
+    output_mean: Annotated[float, Field(description="Average number of tokens that they generate.")]
+    output_p95: Annotated[float, Field(description="Number of generated tokens that 95% of them do not exceed.")]
 
 
 class ModelLoadView(TypedDict):

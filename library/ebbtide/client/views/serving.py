@@ -148,7 +148,7 @@ class ReplicaAdviceView(TypedDict):
 
 
 class LengthSummaryView(TypedDict):
-    """Prompts and outputs of requests, in tokens."""
+    """Lengths of requests in tokens."""
 
     output_mean: float
     output_p95: float
