@@ -64,7 +64,8 @@ def next_reading(
         assert isinstance(previous.body, ReportDemand)
         if _list_replicas(previous.body) == _list_replicas(report):
             return previous
-    return Command(f"demand-{key}-{demand.at_s:.3f}-{report.gpus:g}", demand.at_s, report, actor)
+    numbers = "-".join(f"{each:g}" for each in _list_replicas(report))
+    return Command(f"demand-{key}-{demand.at_s:.3f}-{numbers}", demand.at_s, report, actor)
 
 
 def _list_replicas(report: ReportDemand) -> tuple[float, ...]:

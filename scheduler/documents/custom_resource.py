@@ -134,7 +134,7 @@ class DemandSpec(Document):
     """
 
     model_config = CAMEL_CASE
-    source: Literal["deployments", "prometheus", "push"]
+    source: Literal["deployments", "prometheus", "push", "requests"]
     selector: Labels | None = None
     query: Annotated[str, Field(min_length=1, max_length=PROMQL_LENGTH_MAX)] | None = None
     stale_after: PositiveDuration | None = None
@@ -148,16 +148,16 @@ class DemandSpec(Document):
             ("selector", self.selector, "deployments"),
             ("query", self.query, "prometheus"),
             ("queries", self.queries, "prometheus"),
-            ("requests", self.requests, "prometheus"),
+            ("requests", self.requests, "requests"),
         ):
             if value is not None and self.source != source:
                 raise invalid_field(field, value, f"nothing, unless source is {source}")
         if self.source == "deployments" and self.selector is None:
             raise invalid_field("selector", None, "a value; source deployments requires it")
-        given = [each for each in (self.query, self.queries, self.requests) if each is not None]
-        if self.source == "prometheus" and len(given) != 1:
-            allowed = "a value, or queries or requests; source prometheus requires one of the three"
-            raise invalid_field("query", self.query, allowed)
+        if self.source == "prometheus" and (self.query is None) is (self.queries is None):
+            raise invalid_field("query", self.query, "a value, or queries; source prometheus requires one of the two")
+        if self.source == "requests" and self.requests is None:
+            raise invalid_field("requests", None, "a value; source requests requires it")
         check_requested_once(self.requests or ())
         return self
 
@@ -238,7 +238,7 @@ class PoolSpec(Document):
         if demand is not None and demand.requests is not None:
             check_requested_names("demand.requests", {each.model for each in demand.requests}, models)
         elif models and demand is not None and demand.source != "push":
-            allowed = f"nothing with demand.source {demand.source}; use push, or prometheus with requests"
+            allowed = f"nothing with demand.source {demand.source}; use push or requests"
             raise invalid_field("serving", "given", allowed)
 
 
@@ -289,7 +289,7 @@ def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> Lend
 
 
 def prometheus_demand_from_spec(spec: DemandSpec) -> PrometheusDemand:
-    """Convert a spec with source prometheus: one query of GPUs, queries with units, or requests for models."""
+    """Convert a spec with source prometheus or requests: one query of GPUs, queries with units, or requests."""
     stale_s = DEMAND_STALE_S if spec.stale_after is None else spec.stale_after
     if spec.requests is not None:
         return PrometheusDemand((), stale_s, tuple(each.to_requests() for each in spec.requests))

@@ -138,7 +138,7 @@ class DemandWindow:
         self.observe(readings.first_at_s, readings.first_gpus)
         if readings.readings == 1:
             return
-        # Intervals count if they are longer than a bin. Those inside of one are not, so that their mean stands for them.
+        # Intervals matter if they are longer than a bin. Those inside of one are not, so their mean stands for them.
         count = readings.readings - 1
         inside = [(readings.last_at_s - readings.first_at_s) / count] * min(count, _INTERVALS_KEPT)
         self._intervals_s = [*self._intervals_s, *inside][-_INTERVALS_KEPT:]

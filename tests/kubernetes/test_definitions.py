@@ -220,12 +220,12 @@ def test_range_and_suspend_are_mutable(cluster: KubernetesClient, namespace: str
         {**LENDS, "demand": {"source": "deployments", "selector": {"app": "chat"}, "staleAfter": "2m"}},
         {**LENDS, "demand": {"source": "prometheus", "query": "sum(gpus)"}},
         {**LENDS, "demand": {"source": "prometheus", "queries": QUERIES, "staleAfter": "5m", "lostAfter": "1h"}},
-        {**SERVES, "demand": {"source": "prometheus", "requests": [ASKED]}},
+        {**SERVES, "demand": {"source": "requests", "requests": [ASKED]}},
         {
             **SERVES,
-            "demand": {"source": "prometheus", "requests": [{**ASKED, "selector": {"a": "b"}, "window": "2m"}]},
+            "demand": {"source": "requests", "requests": [{**ASKED, "selector": {"a": "b"}, "window": "2m"}]},
         },
-        {**SERVES, "demand": {"source": "prometheus", "requests": [OWN]}},
+        {**SERVES, "demand": {"source": "requests", "requests": [OWN]}},
         {**LENDS, "tolerations": [{"key": "dedicated", "value": "serving"}, {"operator": "Exists"}]},
     ],
 )
@@ -259,6 +259,7 @@ def test_valid_pools_are_accepted(cluster: KubernetesClient, spec: dict[str, Any
         ({**LENDS, "demand": {"source": "deployments"}}, "spec.demand.selector: Invalid value"),
         ({**LENDS, "demand": {"source": "prometheus"}}, "spec.demand.query: Invalid value"),
         ({**LENDS, "demand": {"source": "push", "query": "x"}}, "spec.demand.query: Invalid value"),
+        ({**SERVES, "demand": {"source": "requests"}}, "spec.demand.requests: Invalid value"),
         ({**LENDS, "demand": {"source": "push", "queries": QUERIES}}, "spec.demand.queries: Invalid value"),
         (
             {**LENDS, "demand": {"source": "prometheus", "query": "x", "queries": QUERIES}},
@@ -277,7 +278,7 @@ def test_valid_pools_are_accepted(cluster: KubernetesClient, spec: dict[str, Any
             )
         ),
         *(
-            ({**SERVES, "demand": {"source": "prometheus", "requests": [asked]}}, f"spec.demand{field}")
+            ({**SERVES, "demand": {"source": "requests", "requests": [asked]}}, f"spec.demand{field}")
             for asked, field in (
                 ({"model": "llama-3-8b"}, ".requests[0].rate"),
                 ({**ASKED, "rate": "x"}, ".requests[0].rate"),
@@ -288,7 +289,7 @@ def test_valid_pools_are_accepted(cluster: KubernetesClient, spec: dict[str, Any
                 ({**ASKED, "model": "other"}, ": Invalid value"),
             )
         ),
-        ({**LENDS, "demand": {"source": "prometheus", "requests": [ASKED]}}, "spec.demand: Invalid value"),
+        ({**LENDS, "demand": {"source": "requests", "requests": [ASKED]}}, "spec.demand: Invalid value"),
         ({**SERVES, "demand": {"source": "push", "requests": [ASKED]}}, "spec.demand.requests: Invalid value"),
         ({**SERVES, "demand": {"source": "prometheus", "query": "x"}}, "spec.serving: Invalid value"),
         (

@@ -164,15 +164,16 @@ def test_pool_of_kubernetes_has_requests_for_each_served_model() -> None:
     served = {"model": "llama-3-8b", "gpu": "h100-80g", "objective": {"ttft": "1s", "tpot": "50ms"}}
     asked = {"model": "llama-3-8b", "rate": "x", "promptLengths": "y", "outputLengths": "z"}
     spec = {"kind": "inference", "nodeSelector": {"a": "b"}, "serving": [served]}
-    found = parse_document(PoolSpec, {**spec, "demand": {"source": "prometheus", "requests": [asked]}})
+    found = parse_document(PoolSpec, {**spec, "demand": {"source": "requests", "requests": [asked]}})
     assert found.demand is not None
     (requests,) = prometheus_demand_from_spec(found.demand).requests
     assert requests.queries == RequestQueries("x", "y", "z")
     for demand, field in (
-        ({"source": "prometheus", "requests": [{**asked, "model": "other"}]}, "demand.requests"),
+        ({"source": "requests", "requests": [{**asked, "model": "other"}]}, "demand.requests"),
         ({"source": "prometheus", "query": "x"}, "serving"),
         ({"source": "push", "requests": [asked]}, "demand.requests"),
-        ({"source": "prometheus", "query": "x", "requests": [asked]}, "demand.query"),
+        ({"source": "prometheus", "query": "x", "requests": [asked]}, "demand.requests"),
+        ({"source": "requests"}, "demand.requests"),
     ):
         with pytest.raises(InvalidDocumentError) as caught:
             parse_document(PoolSpec, {**spec, "demand": demand})
