@@ -88,7 +88,7 @@ class PrometheusPoller:
                 self._wake.set()
 
     def get_demand(self, query: PrometheusQuery, now_s: float) -> PoolDemand:
-        """Return the last result, if it is not stale."""
+        """Return the last result, if it is not stale. It is the same object until the next result."""
         with self._lock:
             result = self._results.get(
                 query,
@@ -101,7 +101,7 @@ class PrometheusPoller:
                 UnknownDemandReason.STALE,
                 f"the newest sample is from {format_utc(result.at_s)}, more than {query.stale_after_s:g} s ago",
             )
-        return replace(result, at_s=min(result.at_s, now_s))
+        return result if result.at_s <= now_s else replace(result, at_s=now_s)
 
     def take_history(self, query: PrometheusQuery) -> DemandHistory:
         """Return the history that was queried since the last call, oldest first; empty if there is none."""

@@ -159,6 +159,8 @@ class RequestReader:
                 return UnknownDemand(histogram.reason, f"{side} lengths: {histogram.message}")
         prompts, outputs = (each for each in histograms if not isinstance(each, UnknownDemand))
         if prompts is None or outputs is None:
+            if known:
+                self._lengths[promql] = rate.at_s, known
             if known or promql.served.lengths or not rate.per_s:
                 return known
             message = "requests arrive, but no lengths are known; set `lengths` of the served model until they are"

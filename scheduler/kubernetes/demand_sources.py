@@ -13,8 +13,8 @@ from scheduler.demand.presets import PrometheusQuery, build_query
 from scheduler.demand.prometheus_poller import PrometheusPoller
 from scheduler.demand.reports import (
     NO_PROMETHEUS_URL,
+    ReportBuilder,
     build_history,
-    build_report,
     list_newest_reading_times,
     next_reading,
 )
@@ -51,15 +51,17 @@ def compute_readings(
     demand_by_uid: Mapping[str, PoolDemand],
     previous: PoolReadings,
     forecasts: Mapping[str, Forecast] = MappingProxyType({}),
+    builder: ReportBuilder | None = None,
 ) -> PoolReadings:
     """Return the readings after `previous`, from the current state of the sources, and forecasts by pool."""
+    builder = builder or ReportBuilder()
     readings, conditions = dict[str, Command](), dict[str, tuple[Condition, ...]]()
     for pool in pools:
         demand = demand_by_uid[pool.uid]
         conditions[pool.uid] = _demand_conditions(pool, demand)
         if isinstance(demand, KnownDemand):
             before, stale_s = previous.readings.get(pool.uid), pool.demand.stale_after_s
-            report = build_report(pool.pool, demand, forecasts.get(pool.pool.name))
+            report = builder.build(pool.pool, demand, forecasts.get(pool.pool.name))
             readings[pool.uid] = next_reading(report, pool.uid, demand, stale_s, before, actor=ACTOR)
     return PoolReadings(readings, conditions)
 
@@ -85,6 +87,7 @@ class DemandSources:
     ) -> None:
         self._deployments = DeploymentWatch(cluster, on_change=on_change)
         self._prometheus = PrometheusPoller(prometheus_url, on_change=on_change) if prometheus_url else None
+        self._builder = ReportBuilder()
         self._readings = PoolReadings()
 
     def start(self) -> None:
@@ -116,7 +119,7 @@ class DemandSources:
         }
         self._update_watches(pools, queries, newest)
         demand = {pool.uid: self._current_demand(pool, queries, now_s) for pool in pools}
-        found = compute_readings(pools, demand, self._readings, forecasts)
+        found = compute_readings(pools, demand, self._readings, forecasts, self._builder)
         self._readings = replace(found, histories=self._take_histories(queries, now_s))
         return self._readings
 

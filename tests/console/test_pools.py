@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
+from tests.console.test_accessibility import find_serious_violations
+
 if TYPE_CHECKING:
     from tests.console.conftest import Opener
     from tests.console.console_site import ConsoleSite
@@ -97,6 +99,7 @@ def test_requests_of_served_models_show_tokens_replicas_and_latencies(fleet: Con
     expect(first).to_contain_text("760 tokens on average, 95% up to 4,000")
     expect(first.locator(".served-numbers div").nth(1)).to_contain_text(f"{load['replicas']}{load['gpus']} GPUs")
     expect(first.get_by_role("img")).to_have_count(3)
+    assert find_serious_violations(page) == []
 
 
 def test_lending_is_stopped_and_shadow_mode_is_shown(fleet: ConsoleSite, opened: Opener) -> None:

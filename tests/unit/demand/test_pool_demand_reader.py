@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from scheduler.demand.reports import PoolDemandReader, build_report, next_reading
+from scheduler.demand.reports import PoolDemandReader, ReportBuilder, build_report, next_reading
 from scheduler.domain.commands import Command, DemandSourceFailed, ReportDemand, ReportDemandHistory
 from scheduler.domain.demand_source import (
     DemandQuery,
@@ -136,6 +136,18 @@ def test_small_changes_of_the_rate_are_reported_once_a_minute() -> None:
         reading = next_reading(build_report(pool, demand, None), pool.name, demand, 300.0, previous)
         reported += [] if reading is previous else [reading]
     assert [each.at_s for each in reported] == [0.0, 60.0, 75.0]
+
+
+def test_report_is_built_again_only_for_another_demand_forecast_or_pool() -> None:
+    pool, builder = Pool("inference", PoolKind.INFERENCE, serving=(SERVED,)), ReportBuilder()
+    demand = KnownDemand(1.0, 0.0, (ReportedRequests(SERVED.model, 40.0, lengths=(RequestLength(200, 100),)),))
+    report = builder.build(pool, demand, None)
+    assert builder.build(replace(pool), demand, None) is report
+    later = builder.build(pool, replace(demand), None)
+    assert later == report
+    assert later is not report
+    wide = replace(pool, serving=(replace(SERVED, tensor_degree=2),))
+    assert builder.build(wide, demand, None).loads[0].gpus == 2
 
 
 def test_recent_reading_needs_no_history() -> None:
