@@ -14,6 +14,7 @@ from scheduler.documents.units import PositiveDuration
 from scheduler.domain.demand_source import (
     BURSTINESS_MAX,
     BURSTINESS_MIN,
+    CORRELATION,
     DEMAND_STALE_S,
     GPUS_EACH_MAX,
     LENGTH_SERVERS,
@@ -166,7 +167,7 @@ class RequestQueryDocument(Document):
         default=None, description="The same for output lengths. Both are given together."
     )
     correlation: Annotated[float, Field(ge=-1, le=1)] = Field(
-        default=0.0,
+        default=CORRELATION,
         description="Rank correlation of prompt and output lengths. 0: independent. 1 needs the most GPUs.",
     )
     burstiness: Annotated[float, Field(ge=BURSTINESS_MIN, le=BURSTINESS_MAX)] = Field(

@@ -163,7 +163,7 @@ def test_requests_may_come_from_prometheus_for_the_models_that_are_served(fleet:
     problem(fleet.http.put(path, json={"requests": [{**asked, "model": "other"}]}), 409)
     source = fleet.http.put(path, json={"requests": [asked]}).json()["demand_source"]
     assert source["queries"] == []
-    assert source["requests"] == [{**asked, "window": 120.0, "correlation": 0.0, "burstiness": 1.0}]
+    assert source["requests"] == [{**asked, "window": 120.0, "correlation": 0.3, "burstiness": 1.0}]
     problem(fleet.http.put(SERVING, json={"serving": []}), 409)
     assert serve(fleet, MODEL)["demand_source"] == source
     pool = {"name": "chat", "kind": "inference", "serving": [MODEL], "demand": {"requests": [asked]}}
