@@ -23,16 +23,15 @@ from scheduler.documents.document import Document, Text, invalid_field
 from scheduler.documents.fleet import describe_as_number
 from scheduler.documents.serving import LENGTHS_MAX, SERVED_MODELS_MAX, LengthDocument, to_request_lengths
 from scheduler.domain.commands import ReportDemand, ReportDemandHistory, SetDemandSource
+from scheduler.domain.demand_source import BURSTINESS_MAX, BURSTINESS_MIN, describe_source_conflict
 from scheduler.domain.fleet import DemandReading
-from scheduler.domain.serving import RATE_MAX
+from scheduler.domain.serving import RATE_MAX, ReportedRequests
 from scheduler.runtime.served_models import build_demand_report
 from scheduler.scheduling.preconditions import pool_etag
-from scheduler.serving.served_models import ReportedRequests
 
 GPUS_MAX = 1e9
 FUTURE_S_MAX = 60.0
 READINGS_MAX = 50_000
-BURSTINESS_MIN, BURSTINESS_MAX = 0.01, 100.0
 
 Gpus = Annotated[float, Field(strict=True, ge=0, le=GPUS_MAX)]
 Moment = Annotated[float, Field(strict=True, ge=0)]
@@ -159,8 +158,8 @@ def _change_source(context: RequestContext, change: SetDemandSource, if_match: s
     if pool.demand == change.source:
         declare_audited()
         return pool_response(context, pool, response)
-    if change.source is not None and pool.serving:
-        raise_conflict(f"pool {pool.name} serves models, whose requests are reported. Set no models first")
+    if conflict := describe_source_conflict(change.source, (each.model for each in pool.serving)):
+        raise_conflict(f"pool {pool.name}: {conflict}. Give `requests` for each model that it serves, and no other")
     after = context.send(change, basis=basis)
     return pool_response(after, after.snapshot.pools[pool.name], response)
 

@@ -13,7 +13,12 @@ from api.pool_calendar import BlackoutView, KnownEventView
 from api.pool_explanations import ShadowView, shadow_view
 from api.serving_views import ServedModelView, served_model_views
 from api.standby_views import PrefetchPolicyView, PrefetchResultView, StandbyStateView, StandbyView
-from scheduler.documents.demand_source import DemandQueryDocument, DemandSourceDocument, to_source_document
+from scheduler.documents.demand_source import (
+    DemandQueryDocument,
+    DemandSourceDocument,
+    RequestQueryDocument,
+    to_source_document,
+)
 from scheduler.documents.fleet import LendingDocument, PoolNetworkDocument
 from scheduler.domain.codec import encode
 from scheduler.domain.demand_source import DemandUnit, InferenceServer, PrometheusDemand
@@ -37,6 +42,7 @@ from scheduler.solver.profiles.catalog import is_estimated_gpu
 
 _NETWORK = {name: info.description for name, info in PoolNetworkDocument.model_fields.items()}
 _QUERY = {name: info.description for name, info in DemandQueryDocument.model_fields.items()}
+_REQUEST_QUERY = {name: info.description for name, info in RequestQueryDocument.model_fields.items()}
 _SOURCE = {name: info.description for name, info in DemandSourceDocument.model_fields.items()}
 _LENDING = {name: info.description for name, info in LendingDocument.model_fields.items()}
 
@@ -186,10 +192,29 @@ class DemandQueryView(TypedDict):
     gpus_per_node: NotRequired[Annotated[float, Field(description=_QUERY["gpus_per_node"])]]
 
 
+class RequestQueryView(TypedDict):
+    """The requests for a model of the pool. Fields that are not set are left out."""
+
+    model: Annotated[str, Field(description=_REQUEST_QUERY["model"])]
+    preset: NotRequired[Annotated[InferenceServer, Field(description=_REQUEST_QUERY["preset"])]]
+    selector: NotRequired[Annotated[dict[str, str], Field(description=_REQUEST_QUERY["selector"])]]
+    window: NotRequired[Annotated[float, Field(description=_REQUEST_QUERY["window"])]]
+    rate: NotRequired[Annotated[str, Field(description=_REQUEST_QUERY["rate"])]]
+    prompt_lengths: NotRequired[Annotated[str, Field(description=_REQUEST_QUERY["prompt_lengths"])]]
+    output_lengths: NotRequired[Annotated[str, Field(description=_REQUEST_QUERY["output_lengths"])]]
+    correlation: Annotated[float, Field(description=_REQUEST_QUERY["correlation"])]
+    burstiness: Annotated[float, Field(description=_REQUEST_QUERY["burstiness"])]
+    replicas: NotRequired[Annotated[str, Field(description=_REQUEST_QUERY["replicas"])]]
+
+
 class DemandSourceView(TypedDict):
     """Queries that the service polls for the demand of a pool."""
 
-    queries: Annotated[list[DemandQueryView], Field(description=_SOURCE["queries"])]
+    queries: Annotated[
+        list[DemandQueryView],
+        Field(description="Summands. The demand is unknown while one of them is. Empty if it follows from `requests`."),
+    ]
+    requests: NotRequired[Annotated[list[RequestQueryView], Field(description=_SOURCE["requests"])]]
     stale_after_s: Annotated[float, Field(description=_SOURCE["stale_after_s"])]
 
 
@@ -301,7 +326,10 @@ def pool_view(pool: Pool, snapshot: Snapshot) -> PoolView:
 
 def _source_view(source: PrometheusDemand) -> DemandSourceView:
     document = to_source_document(source)
-    return {"queries": document["queries"], "stale_after_s": document["stale_after_s"]}
+    view: DemandSourceView = {"queries": document.get("queries", []), "stale_after_s": document["stale_after_s"]}
+    if "requests" in document:
+        view["requests"] = document["requests"]
+    return view
 
 
 def _lending_view(rules: LendingPolicy, record: ShortageRecord) -> LendingPolicyView:

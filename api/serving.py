@@ -19,6 +19,7 @@ from api.state import RequestContext
 from scheduler.documents.document import Document
 from scheduler.documents.serving import PoolModels, check_served_names, to_model_document, to_served_model
 from scheduler.domain.commands import SetServedModels
+from scheduler.domain.demand_source import describe_source_conflict
 from scheduler.domain.fleet import Pool, PoolKind
 from scheduler.runtime.served_models import check_served_models
 from scheduler.scheduling.preconditions import pool_etag
@@ -55,8 +56,8 @@ def set_served_models(
     pool = _inference_pool(context, name)
     basis = require_match(if_match, pool_etag(pool), f"pool {name}")
     models = tuple(map(to_served_model, change.serving))
-    if models and pool.demand is not None:
-        raise_conflict(f"pool {name} has a demand source, and requests would overwrite it. Delete the source first")
+    if conflict := describe_source_conflict(pool.demand, (each.model for each in models)):
+        raise_conflict(f"pool {name}: {conflict}. Delete the demand source first, and set one for the new models")
     check_served_models(models)
     if models == pool.serving:
         declare_audited()

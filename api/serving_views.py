@@ -9,7 +9,16 @@ from typing_extensions import TypedDict
 
 from scheduler.domain.fleet import DemandReading, Pool
 from scheduler.domain.replica_advice import ReplicaAdvice
-from scheduler.domain.serving import ModelLoad, ServedModel, SizingMode
+from scheduler.domain.serving import LengthSummary, ModelLoad, ServedModel, SizingMode
+
+
+class LengthSummaryView(TypedDict):
+    """Lengths of requests in tokens."""
+
+    prompt_mean: Annotated[float, Field(description="Average length of their prompts.")]
+    prompt_p95: Annotated[float, Field(description="Length that 95% of their prompts do not exceed.")]
+    output_mean: Annotated[float, Field(description="Average number of tokens that they generate.")]
+    output_p95: Annotated[float, Field(description="Number of generated tokens that 95% of them do not exceed.")]
 
 
 class ModelLoadView(TypedDict):
@@ -33,6 +42,9 @@ class ModelLoadView(TypedDict):
         float, Field(description="Largest rate expected until a replica that starts now serves, in requests/s.")
     ]
     ahead_replicas: Annotated[int, Field(description="Number of replicas for that rate.")]
+    lengths: Annotated[
+        LengthSummaryView | None, Field(description="Lengths of the requests. Null: recorded by an earlier release.")
+    ]
 
 
 class ReplicaAdviceView(TypedDict):
@@ -100,6 +112,16 @@ def _load_view(load: ModelLoad) -> ModelLoadView:
         "binding": load.binding,
         "ahead_rate_per_s": load.ahead_rate_per_s,
         "ahead_replicas": load.ahead_replicas,
+        "lengths": None if load.lengths is None else _lengths_view(load.lengths),
+    }
+
+
+def _lengths_view(lengths: LengthSummary) -> LengthSummaryView:
+    return {
+        "prompt_mean": lengths.prompt_mean,
+        "prompt_p95": lengths.prompt_p95,
+        "output_mean": lengths.output_mean,
+        "output_p95": lengths.output_p95,
     }
 
 

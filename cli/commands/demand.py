@@ -41,7 +41,7 @@ FileArgument = Annotated[
     Path, typer.Argument(metavar="DEMAND.csv[.gz]", help="CSV file of demand over time, as `simulate` reads it.")
 ]
 SourceArgument = Annotated[
-    str, typer.Argument(metavar="SOURCE.yaml", help="Queries or presets of Prometheus; - reads stdin.")
+    str, typer.Argument(metavar="SOURCE.yaml", help="Queries, presets or requests from Prometheus; - reads stdin.")
 ]
 SeriesOption = Annotated[
     str, typer.Option("--series", metavar="NAME", help="Series of the file. Default: the one with the pool's name.")
@@ -100,11 +100,17 @@ def push(
 def set_source(
     pool: PoolArgument, source: SourceArgument, url: UrlOption = DEFAULT_URL, output: OutputOption = OutputFormat.TABLE
 ) -> None:
-    """Let the service poll Prometheus for the demand of a pool. Its history of up to 28 days is back-filled."""
+    """Let the service poll Prometheus for the demand of a pool. Its history of up to 28 days is back-filled.
+
+    The source has queries of GPUs, or the requests for the models that the pool serves.
+    """
     document = read_yaml_object(source)
     with service_client(url) as client:
         response = client.set_demand_source(pool, document)
-    shown = format_count(len(document["queries"]), "term")
+    if requests := document.get("requests"):
+        shown = f"requests for {format_count(len(requests), 'model')}"
+    else:
+        shown = format_count(len(document["queries"]), "term")
     print_document(
         response, output, lambda: render_facts({"pool": pool, "demand source": f"{shown}, polled from Prometheus"})
     )

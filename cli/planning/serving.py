@@ -125,12 +125,23 @@ def render_size(capacity: Capacity, objective: LatencyObjective, fitted: Calibra
 
 
 def render_advice(pool: Mapping[str, Any]) -> RenderableType:
-    """Render the models of a pool, with what their requests need and what is proposed."""
+    """Render the models of a pool, with mean lengths in tokens, what their requests need and what is proposed."""
     rows = [_build_advice_row(each) for each in pool.get("serving", ())]
     return render_table(
         rows,
-        headers=["model", "requests/s", "needed", "proposed", "since (UTC)", "TTFT", "TPOT", "limit"],
-        right_aligned=["requests/s", "needed", "proposed", "TTFT", "TPOT"],
+        headers=[
+            "model",
+            "requests/s",
+            "prompt",
+            "output",
+            "needed",
+            "proposed",
+            "since (UTC)",
+            "TTFT",
+            "TPOT",
+            "limit",
+        ],
+        right_aligned=["requests/s", "prompt", "output", "needed", "proposed", "TTFT", "TPOT"],
         empty=f"Pool {pool['name']} serves no models. Set them with `ebbtide serving set`.",
     )
 
@@ -140,9 +151,13 @@ def _build_advice_row(served: Mapping[str, Any]) -> list[str]:
     proposed = "off" if served["sizing"] == "off" else "-"
     proposed, since = (proposed, "-") if advice is None else (str(advice["replicas"]), format_time(advice["since_s"]))
     if load is None:
-        return [served["model"], "-", "-", proposed, since, "-", "-", "-"]
+        return [served["model"], "-", "-", "-", "-", proposed, since, "-", "-", "-"]
     latencies = [format_duration(load[field]) for field in ("ttft_s", "tpot_s")]
-    numbers = [format_number(load["rate_per_s"], 2), str(load["replicas"])]
+    lengths = load["lengths"]
+    tokens = (
+        ["-", "-"] if lengths is None else [format_number(lengths[f"{side}_mean"]) for side in ("prompt", "output")]
+    )
+    numbers = [format_number(load["rate_per_s"], 2), *tokens, str(load["replicas"])]
     return [served["model"], *numbers, proposed, since, *latencies, load["binding"]]
 
 

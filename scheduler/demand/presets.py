@@ -13,7 +13,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from scheduler.demand.request_presets import RequestPromql, build_request_promql
 from scheduler.domain.demand_source import DemandTerm, InferenceServer, PrometheusDemand, ServerLoad
+from scheduler.domain.serving import ServedModel
 
 CACHE_FILL_MAX = 0.9
 """Share of the KV cache up to which a replica is filled. Above it, engines preempt running requests."""
@@ -31,15 +33,17 @@ class PromqlTerm:
 
 @dataclass(frozen=True, slots=True)
 class PrometheusQuery:
-    """Queries whose results are added, and the age at which a sample becomes stale."""
+    """Queries whose results are added, or those of `requests`, and the age at which a sample becomes stale."""
 
     terms: tuple[PromqlTerm, ...]
     stale_after_s: float
+    requests: tuple[RequestPromql, ...] = ()
 
 
-def build_query(source: PrometheusDemand) -> PrometheusQuery:
-    """Return the queries of a source, with the PromQL of its presets."""
-    return PrometheusQuery(tuple(map(_build_term, source.terms)), source.stale_after_s)
+def build_query(source: PrometheusDemand, serving: tuple[ServedModel, ...] = ()) -> PrometheusQuery:
+    """Return the queries of a source, with the PromQL of its presets. `serving` are the models of its pool."""
+    terms, requests = tuple(map(_build_term, source.terms)), build_request_promql(source, serving)
+    return PrometheusQuery(terms, source.stale_after_s, requests)
 
 
 def build_preset_promql(load: ServerLoad) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
@@ -27,6 +27,27 @@ _QUERY_ERROR_TYPES = ("bad_data", "execution")
 
 DemandHistory = tuple[tuple[float, float], ...]
 """Times in seconds since 1970, ascending, with the number of GPUs."""
+
+
+Buckets = dict[str, float]
+"""Cumulative numbers of requests by the label `le`, and the sum of tokens under the empty label."""
+BucketsByTime = dict[float, Buckets]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSpan:
+    """Times of a range query: each `step_s` from `from_s` to `to_s`, in seconds since 1970."""
+
+    from_s: float
+    to_s: float
+    step_s: float
+
+    def split(self, part_s: float) -> Iterator[TimeSpan]:
+        """Yield spans of at most `part_s` with the same times."""
+        steps, count = max(int(part_s / self.step_s), 1), int((self.to_s - self.from_s) / self.step_s + 1e-9) + 1
+        for first in range(0, count, steps):
+            last = min(first + steps, count) - 1
+            yield TimeSpan(self.from_s + first * self.step_s, self.from_s + last * self.step_s, self.step_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +95,20 @@ def parse_range_response(status: int, body: bytes, *, sums_series: bool = False)
     return UnknownDemand(UnknownDemandReason.UNREACHABLE, f"HTTP status {status} and no matrix")
 
 
+def parse_buckets(status: int, body: bytes) -> BucketsByTime | UnknownDemand:
+    """Return the buckets of a histogram by time; empty without any series. Series with the same `le` are added."""
+    data = _parse_data(status, body)
+    match data:
+        case UnknownDemand():
+            return data
+        case {"resultType": "vector" | "matrix", "result": list(series)}:
+            return _group_buckets(series)
+        case {"resultType": str(kind)}:
+            message = f"the query returns a {kind[:40]}; it must return buckets with the label `le`"
+            return UnknownDemand(UnknownDemandReason.BAD_QUERY, message)
+    return UnknownDemand(UnknownDemandReason.UNREACHABLE, f"HTTP status {status} and no Prometheus response")
+
+
 def to_demand(value: QueryValue, sampled_at_s: float) -> PoolDemand:
     """Return the value as GPUs. Values that are negative, not finite or above `GPUS_MAX` are errors."""
     if not 0.0 <= value.value <= GPUS_MAX:
@@ -109,23 +144,14 @@ class PrometheusApi:
         return to_demand(QueryValue(gpus, at_s, False), at_s)
 
     def read_history(
-        self, client: httpx.Client, query: PrometheusQuery, *, from_s: float, to_s: float, step_s: float
+        self, client: httpx.Client, query: PrometheusQuery, span: TimeSpan
     ) -> DemandHistory | UnknownDemand:
         """Return the sums of all terms at each step for which every term has a value."""
         sums: dict[float, float] | None = None
         for term in query.terms:
-            form = {"start": f"{from_s:.3f}", "end": f"{to_s:.3f}", "step": f"{step_s:.3f}"}
-            response = self._post(
-                client,
-                "query_range",
-                term.promql,
-                lookback_s=query.stale_after_s,
-                form=form,
-                bytes_max=HISTORY_BYTES_MAX,
+            found = self.query_range(
+                client, term.promql, span, lookback_s=query.stale_after_s, sums_series=term.sums_series
             )
-            if isinstance(response, UnknownDemand):
-                return response
-            found = parse_range_response(*response, sums_series=term.sums_series)
             if isinstance(found, UnknownDemand):
                 return found
             gpus = {at_s: value * term.gpus_each for at_s, value in found.items()}
@@ -140,27 +166,77 @@ class PrometheusApi:
         knows the sample time of plain selectors only; computed series get the evaluation time. `lookback_delta`
         excludes samples older than `stale_after_s` from them. Prometheus 2.42 ignores it and looks back 5 minutes.
         """
-        values = self._query(client, term.promql, term, stale_after_s)
+        values = self.query(client, term.promql, lookback_s=stale_after_s, sums_series=term.sums_series)
         if isinstance(values, UnknownDemand):
             return values
         value = QueryValue(sum(each.value for each in values) * term.gpus_each, values[0].at_s, values[0].is_scalar)
         if value.is_scalar:
             return to_demand(value, value.at_s)
         # The line breaks end a comment at the end of the query.
-        sampled = self._query(client, f"timestamp(\n{term.promql}\n)", term, stale_after_s, at_s=value.at_s)
+        sampled = self.query(
+            client,
+            f"timestamp(\n{term.promql}\n)",
+            lookback_s=stale_after_s,
+            sums_series=term.sums_series,
+            at_s=value.at_s,
+        )
         return sampled if isinstance(sampled, UnknownDemand) else to_demand(value, min(each.value for each in sampled))
 
-    def _query(
-        self, client: httpx.Client, text: str, term: PromqlTerm, lookback_s: float, *, at_s: float | None = None
+    def query(
+        self,
+        client: httpx.Client,
+        text: str,
+        *,
+        lookback_s: float,
+        sums_series: bool = False,
+        at_s: float | None = None,
     ) -> tuple[QueryValue, ...] | UnknownDemand:
+        """Return one value for each series, at a time or now."""
         form = {} if at_s is None else {"time": f"{at_s:.3f}"}
         response = self._post(client, "query", text, lookback_s=lookback_s, form=form)
         if isinstance(response, UnknownDemand):
             return response
-        values = parse_query_values(*response, sums_series=term.sums_series)
-        if isinstance(values, UnknownDemand) and values.reason is UnknownDemandReason.UNREACHABLE:
-            return UnknownDemand(values.reason, f"{self.display_url}: {values.message}")
-        return values
+        values = parse_query_values(*response, sums_series=sums_series)
+        return self._name_server(values) if isinstance(values, UnknownDemand) else values
+
+    def query_buckets(
+        self, client: httpx.Client, text: str, *, lookback_s: float, at_s: float
+    ) -> BucketsByTime | UnknownDemand:
+        """Return the buckets of a histogram at a time."""
+        form = {"time": f"{at_s:.3f}"}
+        response = self._post(client, "query", text, lookback_s=lookback_s, form=form)
+        if isinstance(response, UnknownDemand):
+            return response
+        buckets = parse_buckets(*response)
+        return self._name_server(buckets) if isinstance(buckets, UnknownDemand) else buckets
+
+    def query_range(
+        self, client: httpx.Client, text: str, span: TimeSpan, *, lookback_s: float, sums_series: bool = False
+    ) -> dict[float, float] | UnknownDemand:
+        """Return the sum of all series at each step of a span."""
+        response = self._post_range(client, text, span, lookback_s)
+        if isinstance(response, UnknownDemand):
+            return response
+        return parse_range_response(*response, sums_series=sums_series)
+
+    def query_bucket_range(
+        self, client: httpx.Client, text: str, span: TimeSpan, *, lookback_s: float
+    ) -> BucketsByTime | UnknownDemand:
+        """Return the buckets of a histogram at each step of a span."""
+        response = self._post_range(client, text, span, lookback_s)
+        return response if isinstance(response, UnknownDemand) else parse_buckets(*response)
+
+    def _name_server(self, failure: UnknownDemand) -> UnknownDemand:
+        """Return the failure, with the URL of the server if it sent no valid response."""
+        if failure.reason is not UnknownDemandReason.UNREACHABLE:
+            return failure
+        return UnknownDemand(failure.reason, f"{self.display_url}: {failure.message}")
+
+    def _post_range(
+        self, client: httpx.Client, text: str, span: TimeSpan, lookback_s: float
+    ) -> tuple[int, bytes] | UnknownDemand:
+        form = {"start": f"{span.from_s:.3f}", "end": f"{span.to_s:.3f}", "step": f"{span.step_s:.3f}"}
+        return self._post(client, "query_range", text, lookback_s=lookback_s, form=form, bytes_max=HISTORY_BYTES_MAX)
 
     def _post(
         self,
@@ -223,7 +299,7 @@ def _parse_vector(series: list[object], *, sums_series: bool) -> tuple[QueryValu
                 value = _parse_value(text, at_s, is_scalar=False)
             case _:
                 value = UnknownDemand(
-                    UnknownDemandReason.NOT_A_NUMBER, "the query returns a histogram; it must return a number of GPUs"
+                    UnknownDemandReason.NOT_A_NUMBER, "the query returns a histogram; it must return a number"
                 )
         if isinstance(value, UnknownDemand):
             return value
@@ -236,6 +312,26 @@ def _many_series(count: int) -> UnknownDemand:
         UnknownDemandReason.MANY_SERIES,
         f"the query returns {count} series; it must return one series or a scalar, or state `aggregate: sum`",
     )
+
+
+def _group_buckets(series: list[object]) -> BucketsByTime | UnknownDemand:
+    found: BucketsByTime = {}
+    for each in series:
+        match each:
+            case {"metric": dict(labels), "values": list(samples)}:
+                pass
+            case {"metric": dict(labels), "value": list(sample)}:
+                samples = [sample]
+            case _:
+                message = "the query returns native histograms; convert them to classic buckets with the label `le`"
+                return UnknownDemand(UnknownDemandReason.NOT_A_NUMBER, message)
+        bound = str(labels.get("le", ""))
+        for sample in samples:
+            match sample:
+                case [int() | float() as at_s, str(text)]:
+                    buckets = found.setdefault(float(at_s), {})
+                    buckets[bound] = buckets.get(bound, 0.0) + _to_float(text)
+    return found
 
 
 def _sum_matrix(series: list[object]) -> dict[float, float]:
@@ -262,7 +358,7 @@ def _parse_value(text: str, at_s: float, *, is_scalar: bool) -> QueryValue | Unk
         return QueryValue(float(text), float(at_s), is_scalar)
     except ValueError:
         return UnknownDemand(
-            UnknownDemandReason.NOT_A_NUMBER, f"the query returns {text[:40]!r}; it must return a number of GPUs"
+            UnknownDemandReason.NOT_A_NUMBER, f"the query returns {text[:40]!r}; it must return a number"
         )
 
 

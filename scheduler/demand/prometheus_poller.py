@@ -6,11 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import httpx
 
 from scheduler.demand.presets import PrometheusQuery
-from scheduler.demand.prometheus_api import DemandHistory, PrometheusApi, format_utc
+from scheduler.demand.prometheus_api import DemandHistory, PrometheusApi, TimeSpan, format_utc
+from scheduler.demand.request_reader import RequestReader
 from scheduler.domain.demand_source import KnownDemand, PoolDemand, UnknownDemand, UnknownDemandReason
 
 QUERY_INTERVAL_S = 15.0
@@ -33,7 +35,7 @@ class PrometheusPoller:
     """Poller of queries in its own thread.
 
     `url` is like http://prometheus:9090, optionally with credentials and a path before /api. `on_change` is called by
-    the thread after each round with a different result or a new history.
+    the thread after each different result and each new history.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class PrometheusPoller:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._api = PrometheusApi(url, timeout_s=timeout_s)
+        self._requests = RequestReader(self._api)
         self._timeout_s = timeout_s
         self._interval_s = interval_s
         self._on_change = on_change
@@ -55,6 +58,7 @@ class PrometheusPoller:
         self._results: dict[PrometheusQuery, PoolDemand] = {}
         self._histories: dict[PrometheusQuery, DemandHistory] = {}
         self._last: dict[PrometheusQuery, KnownDemand] = {}
+        self._gaps: dict[PrometheusQuery, TimeSpan] = {}
         self._filled_to_s: dict[PrometheusQuery, float] = {}
         self._retry_at_s: dict[PrometheusQuery, float] = {}
         self._stop = threading.Event()
@@ -84,7 +88,7 @@ class PrometheusPoller:
                 self._wake.set()
 
     def get_demand(self, query: PrometheusQuery, now_s: float) -> PoolDemand:
-        """Return the last result, if it is not stale."""
+        """Return the last result, if it is not stale. It is the same object until the next result."""
         with self._lock:
             result = self._results.get(
                 query,
@@ -97,7 +101,7 @@ class PrometheusPoller:
                 UnknownDemandReason.STALE,
                 f"the newest sample is from {format_utc(result.at_s)}, more than {query.stale_after_s:g} s ago",
             )
-        return KnownDemand(result.gpus, min(result.at_s, now_s))
+        return result if result.at_s <= now_s else replace(result, at_s=now_s)
 
     def take_history(self, query: PrometheusQuery) -> DemandHistory:
         """Return the history that was queried since the last call, oldest first; empty if there is none."""
@@ -115,31 +119,34 @@ class PrometheusPoller:
                 self._forget_all_but(newest_s)
                 if self._run_round(client, newest_s):
                     self._on_change()
+                if self._fill_gaps(client):
+                    self._on_change()
+                if self._has_due_gap():
+                    continue  # the next round polls first, so that demand stays fresh meanwhile
                 staleness_s = (query.stale_after_s / QUERIES_PER_STALE_PERIOD for query in newest_s)
                 self._wake.wait(min((self._interval_s, *staleness_s)))
 
     def _run_round(self, client: httpx.Client, newest_s: Mapping[PrometheusQuery, float]) -> bool:
-        """Evaluate all queries once, and return whether a result changed or history was found."""
-        results, histories = dict[PrometheusQuery, PoolDemand](), dict[PrometheusQuery, DemandHistory]()
+        """Evaluate all queries once, note gaps in their history, and return whether a result changed."""
+        results = dict[PrometheusQuery, PoolDemand]()
         for query, newest in newest_s.items():
             results[query] = result = self._evaluate(client, query)
-            if isinstance(result, KnownDemand) and (history := self._fill_gap(client, query, newest, result.at_s)):
-                histories[query] = history
+            if isinstance(result, KnownDemand):
+                self._note_gap(query, newest, result.at_s)
         with self._lock:
-            has_changes = results != self._results or bool(histories)
+            has_changes = results != self._results
             self._results = results
-            for query, history in histories.items():
-                self._histories[query] = (*self._histories.get(query, ()), *history)
         return has_changes
 
     def _forget_all_but(self, queries: Mapping[PrometheusQuery, float]) -> None:
-        for memory in (self._last, self._filled_to_s, self._retry_at_s, self._histories):
+        for memory in (self._last, self._gaps, self._filled_to_s, self._retry_at_s, self._histories):
             for query in memory.keys() - queries.keys():
                 with self._lock:
                     memory.pop(query, None)
+        self._requests.forget_all_but(queries.keys())
 
     def _evaluate(self, client: httpx.Client, query: PrometheusQuery) -> PoolDemand:
-        result = self._api.read_demand(client, query)
+        result = self._requests.read(client, query) if query.requests else self._api.read_demand(client, query)
         if isinstance(result, KnownDemand):
             self._last[query] = result
         elif result.reason is UnknownDemandReason.NO_SERIES and query in self._last:
@@ -147,21 +154,47 @@ class PrometheusPoller:
             return UnknownDemand(UnknownDemandReason.STALE, f"the query has returned no series since {last}")
         return result
 
-    def _fill_gap(
-        self, client: httpx.Client, query: PrometheusQuery, newest_s: float, known_at_s: float
-    ) -> DemandHistory:
-        """Return the history between the newest known reading and the present one, if that is a gap."""
+    def _note_gap(self, query: PrometheusQuery, newest_s: float, known_at_s: float) -> None:
+        """Remember the time between the newest known reading and the present one, if that is a gap.
+
+        It is remembered until it is filled, because the present reading is soon the newest known one.
+        """
         known_to_s = max(newest_s, self._filled_to_s.get(query, float("-inf")))
+        if query not in self._gaps and known_at_s - known_to_s > GAP_S:
+            from_s = max(known_to_s, known_at_s - HISTORY_S) + HISTORY_STEP_S
+            start_s = HISTORY_STEP_S * (from_s // HISTORY_STEP_S)
+            self._gaps[query] = TimeSpan(start_s, known_at_s - 1.0, HISTORY_STEP_S)
+
+    def _fill_gaps(self, client: httpx.Client) -> bool:
+        """Read the history of gaps until the time of a round is over, and return whether there was any.
+
+        History of requests takes seconds, in which the demand of other pools must not become stale.
+        """
+        end_s, has_found = time.monotonic() + self._interval_s, False
+        for query, span in tuple(self._gaps.items()):
+            if self._now() < self._retry_at_s.get(query, float("-inf")):
+                continue
+            history = self._read_history(client, query, span)
+            if history:
+                has_found = True
+                with self._lock:
+                    self._histories[query] = (*self._histories.get(query, ()), *history)
+            if time.monotonic() > end_s:
+                break
+        return has_found
+
+    def _has_due_gap(self) -> bool:
         now_s = self._now()
-        if known_at_s - known_to_s <= GAP_S or now_s < self._retry_at_s.get(query, float("-inf")):
-            return ()
-        from_s = max(known_to_s, known_at_s - HISTORY_S) + HISTORY_STEP_S
-        from_s = HISTORY_STEP_S * (from_s // HISTORY_STEP_S)
-        to_s = known_at_s - 1.0
-        history = self._api.read_history(client, query, from_s=from_s, to_s=to_s, step_s=HISTORY_STEP_S)
+        return any(now_s >= self._retry_at_s.get(query, float("-inf")) for query in self._gaps)
+
+    def _read_history(self, client: httpx.Client, query: PrometheusQuery, span: TimeSpan) -> DemandHistory:
+        """Return the history of a gap, which then is none, or nothing if it has to be read again."""
+        read_history = self._requests.read_history if query.requests else self._api.read_history
+        history = read_history(client, query, span)
         if isinstance(history, UnknownDemand):
             log.warning("the history of a demand query is unknown; it is queried again: %s", history.message)
-            self._retry_at_s[query] = now_s + HISTORY_RETRY_S
+            self._retry_at_s[query] = self._now() + HISTORY_RETRY_S
             return ()
-        self._filled_to_s[query] = known_at_s
+        del self._gaps[query]
+        self._filled_to_s[query] = span.to_s + 1.0
         return history

@@ -7,7 +7,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from scheduler.documents.demand_source import DemandQuerySpec, Labels, check_stale_after
+from scheduler.documents.demand_source import (
+    DemandQuerySpec,
+    Labels,
+    RequestQuerySpec,
+    check_requested_names,
+    check_requested_once,
+    check_stale_after,
+)
 from scheduler.documents.document import (
     CAMEL_CASE,
     Document,
@@ -30,7 +37,7 @@ from scheduler.documents.fleet import (
 from scheduler.documents.job_labels import select_object_labels
 from scheduler.documents.pool_calendar import CronText, DemandProfile, OptionalZoneName, ZoneName
 from scheduler.documents.prefetch import PrefetchSpec
-from scheduler.documents.serving import PoolModels, check_served_names, to_served_model
+from scheduler.documents.serving import SERVED_MODELS_MAX, PoolModels, check_served_names, to_served_model
 from scheduler.documents.standby import StandbySpec
 from scheduler.documents.units import Duration, PositiveDuration, Size
 from scheduler.domain.demand_source import (
@@ -130,11 +137,12 @@ class DemandSpec(Document):
     """
 
     model_config = CAMEL_CASE
-    source: Literal["deployments", "prometheus", "push"]
+    source: Literal["deployments", "prometheus", "push", "requests"]
     selector: Labels | None = None
     query: Annotated[str, Field(min_length=1, max_length=PROMQL_LENGTH_MAX)] | None = None
     stale_after: PositiveDuration | None = None
     queries: Annotated[list[DemandQuerySpec], Field(min_length=1, max_length=QUERIES_MAX)] | None = None
+    requests: Annotated[list[RequestQuerySpec], Field(min_length=1, max_length=SERVED_MODELS_MAX)] | None = None
     lost_after: PositiveDuration | None = None
 
     @model_validator(mode="after")
@@ -143,6 +151,7 @@ class DemandSpec(Document):
             ("selector", self.selector, "deployments"),
             ("query", self.query, "prometheus"),
             ("queries", self.queries, "prometheus"),
+            ("requests", self.requests, "requests"),
         ):
             if value is not None and self.source != source:
                 raise invalid_field(field, value, f"nothing, unless source is {source}")
@@ -150,6 +159,9 @@ class DemandSpec(Document):
             raise invalid_field("selector", None, "a value; source deployments requires it")
         if self.source == "prometheus" and (self.query is None) is (self.queries is None):
             raise invalid_field("query", self.query, "a value, or queries; source prometheus requires one of the two")
+        if self.source == "requests" and self.requests is None:
+            raise invalid_field("requests", None, "a value; source requests requires it")
+        check_requested_once(self.requests or ())
         return self
 
     @model_validator(mode="after")
@@ -224,9 +236,17 @@ class PoolSpec(Document):
         if standby is not None and self.gpu_memory is not None and standby.gpu_memory >= self.gpu_memory:
             less = f"less than gpuMemory, which is {self.gpu_memory} bytes"
             raise invalid_field("lending.standby.gpuMemory", standby.gpu_memory, less)
-        if self.serving and self.demand is not None and self.demand.source != "push":
-            raise invalid_field("serving", "given", f"nothing with demand.source {self.demand.source}; use push")
+        self._check_demand_of_models()
         return self
+
+    def _check_demand_of_models(self) -> None:
+        """Check that the requests for all models are pushed or polled."""
+        demand, models = self.demand, {each.model for each in self.serving}
+        if demand is not None and demand.requests is not None:
+            check_requested_names("demand.requests", {each.model for each in demand.requests}, models)
+        elif models and demand is not None and demand.source != "push":
+            allowed = f"nothing with demand.source {demand.source}; use push or requests"
+            raise invalid_field("serving", "given", allowed)
 
 
 def pool_from_spec(name: str, spec: PoolSpec) -> Pool:
@@ -277,8 +297,10 @@ def _lending_policy(spec: LendingSpec | None, demand: DemandSpec | None) -> Lend
 
 
 def prometheus_demand_from_spec(spec: DemandSpec) -> PrometheusDemand:
-    """Convert a spec with source prometheus: one query of GPUs, or queries with units."""
+    """Convert a spec with source prometheus or requests: one query of GPUs, queries with units, or requests."""
     stale_s = DEMAND_STALE_S if spec.stale_after is None else spec.stale_after
+    if spec.requests is not None:
+        return PrometheusDemand((), stale_s, tuple(each.to_requests() for each in spec.requests))
     if spec.queries is not None:
         return PrometheusDemand(tuple(each.to_term() for each in spec.queries), stale_s)
     assert spec.query is not None

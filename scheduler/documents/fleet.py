@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
-from scheduler.documents.demand_source import DemandSourceDocument, to_prometheus_demand
+from scheduler.documents.demand_source import DemandSourceDocument, check_requested_models, to_prometheus_demand
 from scheduler.documents.document import (
     LABEL_FORM,
     Document,
@@ -272,9 +272,9 @@ class PoolDocument(Document):
             raise invalid_field("demand", "given", "nothing; only pools of kind inference have demand")
         if self.kind is PoolKind.TRAINING and self.serving:
             raise invalid_field("serving", "given", "nothing; only pools of kind inference serve models")
-        if self.serving and self.demand is not None:
-            raise invalid_field("serving", "given", "nothing with demand; the requests of models are reported")
         check_served_names(self.serving)
+        if self.demand is not None:
+            check_requested_models(self.demand, (each.model for each in self.serving))
         return self
 
 

@@ -5,7 +5,7 @@ Only the leader's tick changes state. The inbox accepts each command id once, so
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.domain.demand_source import PrometheusDemand
@@ -209,6 +209,12 @@ class ReportDemand:
     pool: str
     gpus: float
     loads: tuple[ModelLoad, ...] = ()
+
+    @classmethod
+    def of_loads(cls, pool: str, loads: Iterable[ModelLoad]) -> ReportDemand:
+        """Return the report of the GPUs that these loads need."""
+        loads = tuple(loads)
+        return cls(pool, float(sum(load.replicas * load.gpus for load in loads)), loads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,6 +313,11 @@ class Forecast:
         """Return the demand over the shortest acceptable loan, at the level that `demand_at` uses."""
         return (self.lasting_gpus or self.gpus)[self._level_index(quantile)]
 
+    def find_rate(self, model: str, rate_per_s: float, now_s: float) -> float:
+        """Return the request rate of a model to be ready for while the reported one is `rate_per_s`."""
+        expected = next((each for each in self.rates if each.model == model), None)
+        return rate_per_s if expected is None else expected.find_rate(rate_per_s, now_s)
+
     def with_min_loan_forecast(self, longer: Forecast) -> Forecast:
         """Return this forecast with the demand of `longer` for the shortest acceptable loan."""
         return replace(self, lasting_gpus=longer.gpus, event=self.event or longer.event)

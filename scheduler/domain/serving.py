@@ -86,6 +86,26 @@ class RequestLength:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedRequests:
+    """Requests for a model: rate per second, SCV of the times between them, and lengths if not those of the pool."""
+
+    model: str
+    rate_per_s: float
+    arrival_scv: float = 1.0
+    lengths: tuple[RequestLength, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LengthSummary:
+    """Means and 95th percentiles of the prompts and outputs of requests, in tokens."""
+
+    prompt_mean: float
+    prompt_p95: float
+    output_mean: float
+    output_p95: float
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredRun:
     """Mean latencies in seconds of one replica, at a rate in requests/s or at a number of requests in flight."""
 
@@ -133,6 +153,7 @@ class ModelLoad:
         ttft_s, tpot_s: expected at the objective's percentile with `replicas`; 0 without requests.
         utilization: part of the time that requests add to iterations.
         binding: the limit that one replica less would exceed.
+        lengths: of the requests. None in readings of earlier releases.
     """
 
     model: str
@@ -147,6 +168,7 @@ class ModelLoad:
     tpot_s: float
     utilization: float
     binding: str
+    lengths: LengthSummary | None = None
 
 
 @dataclass(frozen=True, slots=True)

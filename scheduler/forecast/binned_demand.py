@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from statistics import median
+from statistics import median_low
 
 import numpy as np
 
+from scheduler.domain.reading_bins import ReadingBin, find_bin
 from scheduler.forecast.demand_history import MISSING_BELOW, BoolArray, FloatArray, RollingArray, find_known_before
 
 COARSE_FACTORS = (1, 2, 3, 4, 6, 12)
@@ -97,7 +98,7 @@ class DemandWindow:
     @property
     def interval_s(self) -> float:
         """The usual time between two readings, in seconds; 0 before there are several."""
-        return median(self._intervals_s) if len(self._intervals_s) >= _INTERVALS_MIN else 0.0
+        return median_low(self._intervals_s) if len(self._intervals_s) >= _INTERVALS_MIN else 0.0
 
     def observe(self, time_s: float, gpus: float) -> None:
         """Record that demand is `gpus` from `time_s` on.
@@ -111,7 +112,7 @@ class DemandWindow:
             raise ValueError(f"gpus must be finite and not negative, got {gpus}")
         if time_s < self.observed_at_s:
             raise ValueError(f"time_s must not be before the last reading's {self.observed_at_s}, got {time_s}")
-        number = int(np.floor(time_s / self.step_s + 1e-9))
+        number = find_bin(time_s, self.step_s)
         if self._bins is None:
             opens, peaks, known = (RollingArray(self._capacity, start_index=number) for _ in range(3))
             self._bins = opens, peaks, known
@@ -128,6 +129,22 @@ class DemandWindow:
         peaks.raise_last(gpus)
         known.raise_last(1.0)
         self.gpus, self.observed_at_s = gpus, time_s
+
+    def observe_bin(self, readings: ReadingBin) -> None:
+        """Record the readings of one bin of `step_s`, with the same effect as `observe` of each of them.
+
+        Raises ValueError as `observe` does.
+        """
+        self.observe(readings.first_at_s, readings.first_gpus)
+        if readings.readings == 1:
+            return
+        # Intervals matter if they are longer than a bin. Those inside of one are not, so their mean stands for them.
+        count = readings.readings - 1
+        inside = [(readings.last_at_s - readings.first_at_s) / count] * min(count, _INTERVALS_KEPT)
+        self._intervals_s = [*self._intervals_s, *inside][-_INTERVALS_KEPT:]
+        self.gpus, self.observed_at_s = readings.last_gpus, readings.last_at_s
+        assert self._bins is not None
+        self._bins[1].raise_last(readings.peak_gpus)
 
     def _open_bins(self, end: int) -> None:
         """Open all bins before number `end`, with the last demand still in force.
@@ -156,7 +173,7 @@ class DemandWindow:
             raise ValueError("a forecast needs at least one demand reading, got none")
         if not self.observed_at_s <= now_s < float("inf"):
             raise ValueError(f"now_s must not be before the last reading's {self.observed_at_s}, got {now_s}")
-        self._open_bins(int(np.floor(now_s / self.step_s + 1e-9)) + 1)
+        self._open_bins(find_bin(now_s, self.step_s) + 1)
         opens, peaks, known = (each.latest().copy() for each in self._bins)
         opens[-1] = self.gpus
         end = self._bins[0].end_index

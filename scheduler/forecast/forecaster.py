@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from scheduler.domain.fleet import Forecast
+from scheduler.domain.reading_bins import ReadingBin
 from scheduler.forecast.binned_demand import BinnedDemand, DemandWindow
 from scheduler.forecast.candidates import Candidates, Horizon
 from scheduler.forecast.coverage import TRACKED_LEVELS, WorkingLevels
@@ -81,6 +82,15 @@ class PoolForecaster:
     def observe(self, time_s: float, gpus: float) -> None:
         """Record that demand is `gpus` from `time_s` on. Raises ValueError as `DemandWindow.observe` does."""
         self._window.observe(time_s, gpus)
+
+    def observe_bin(self, readings: ReadingBin) -> None:
+        """Record the readings of one bin of `step_s`. Raises ValueError as `DemandWindow.observe` does."""
+        self._window.observe_bin(readings)
+
+    @property
+    def step_s(self) -> float:
+        """Length of a bin in seconds."""
+        return self._window.step_s
 
     @property
     def equations(self) -> tuple[NormalEquations, ...]:

@@ -11,10 +11,16 @@ from types import MappingProxyType
 
 from scheduler.demand.presets import PrometheusQuery, build_query
 from scheduler.demand.prometheus_poller import PrometheusPoller
-from scheduler.demand.reports import NO_PROMETHEUS_URL, build_history, list_newest_reading_times, next_reading
+from scheduler.demand.reports import (
+    NO_PROMETHEUS_URL,
+    ReportBuilder,
+    build_history,
+    list_newest_reading_times,
+    next_reading,
+)
 from scheduler.domain.commands import Command, ReportDemand
 from scheduler.domain.demand_source import KnownDemand, PoolDemand, UnknownDemandReason
-from scheduler.domain.fleet import DemandReading
+from scheduler.domain.fleet import DemandReading, Forecast
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.client import KubernetesClient
 from scheduler.kubernetes.deployment_demand import DeploymentWatch
@@ -41,16 +47,22 @@ class PoolReadings:
 
 
 def compute_readings(
-    pools: Iterable[PoolResource], demand_by_uid: Mapping[str, PoolDemand], previous: PoolReadings
+    pools: Iterable[PoolResource],
+    demand_by_uid: Mapping[str, PoolDemand],
+    previous: PoolReadings,
+    forecasts: Mapping[str, Forecast] = MappingProxyType({}),
+    builder: ReportBuilder | None = None,
 ) -> PoolReadings:
-    """Return the readings after `previous`, from the current state of the sources."""
+    """Return the readings after `previous`, from the current state of the sources, and forecasts by pool."""
+    builder = builder or ReportBuilder()
     readings, conditions = dict[str, Command](), dict[str, tuple[Condition, ...]]()
     for pool in pools:
         demand = demand_by_uid[pool.uid]
         conditions[pool.uid] = _demand_conditions(pool, demand)
         if isinstance(demand, KnownDemand):
             before, stale_s = previous.readings.get(pool.uid), pool.demand.stale_after_s
-            readings[pool.uid] = next_reading(pool.pool.name, pool.uid, demand, stale_s, before, actor=ACTOR)
+            report = builder.build(pool.pool, demand, forecasts.get(pool.pool.name))
+            readings[pool.uid] = next_reading(report, pool.uid, demand, stale_s, before, actor=ACTOR)
     return PoolReadings(readings, conditions)
 
 
@@ -75,6 +87,7 @@ class DemandSources:
     ) -> None:
         self._deployments = DeploymentWatch(cluster, on_change=on_change)
         self._prometheus = PrometheusPoller(prometheus_url, on_change=on_change) if prometheus_url else None
+        self._builder = ReportBuilder()
         self._readings = PoolReadings()
 
     def start(self) -> None:
@@ -87,17 +100,26 @@ class DemandSources:
             self._prometheus.stop()
 
     def read(
-        self, pools: Iterable[PoolResource], now_s: float, newest: Mapping[str, DemandReading] = MappingProxyType({})
+        self,
+        pools: Iterable[PoolResource],
+        now_s: float,
+        newest: Mapping[str, DemandReading] = MappingProxyType({}),
+        forecasts: Mapping[str, Forecast] = MappingProxyType({}),
     ) -> PoolReadings:
         """Return the current demand of these Pools, and stop watching all others.
 
         `newest` are the newest stored readings by pool. A gap after them is filled from the history of Prometheus.
+        `forecasts` are the newest ones by pool.
         """
         pools = [pool for pool in pools if pool.demand.kind is not DemandSourceKind.PUSH]
-        queries = {pool.pool.name: build_query(pool.demand.prometheus) for pool in pools if pool.demand.prometheus}
+        queries = {
+            pool.pool.name: build_query(pool.demand.prometheus, pool.pool.serving)
+            for pool in pools
+            if pool.demand.prometheus
+        }
         self._update_watches(pools, queries, newest)
         demand = {pool.uid: self._current_demand(pool, queries, now_s) for pool in pools}
-        found = compute_readings(pools, demand, self._readings)
+        found = compute_readings(pools, demand, self._readings, forecasts, self._builder)
         self._readings = replace(found, histories=self._take_histories(queries, now_s))
         return self._readings
 
@@ -167,4 +189,6 @@ def _is_applied(command: Command, snapshot: Snapshot) -> bool:
     reading = snapshot.demand.get(command.body.pool)
     if reading is None or reading.at_s < command.at_s:
         return False
-    return reading.at_s > command.at_s or reading.asked_gpus == command.body.gpus
+    if reading.at_s > command.at_s:
+        return True
+    return reading.loads == command.body.loads if command.body.loads else reading.asked_gpus == command.body.gpus

@@ -256,7 +256,8 @@ class Operator:
         )
         if spec_commands.fleet.estimated_gpus:
             self._save_estimates(spec_commands.fleet.estimated_gpus)
-        readings = self._demand.read(spec_commands.fleet.pools, now_s, loaded.snapshot.demand)
+        known = loaded.snapshot
+        readings = self._demand.read(spec_commands.fleet.pools, now_s, known.demand, known.forecasts)
         spec_commands = with_demand(spec_commands, readings, loaded.snapshot)
         spec_commands = with_scaling(spec_commands, self._scaler.follow(spec_commands.fleet.pools, loaded.snapshot))
         pending_ids = {command.id for command in loaded.inbox}

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from scheduler.domain.commands import Command, ForecastMade
 from scheduler.domain.fleet import DemandReading, Pool, PoolKind, get_shortages
+from scheduler.domain.reading_bins import ReadingBin
 from scheduler.domain.serving import ModelRate, SizingMode, name_rate_series
 from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.demand_history import FloatArray
@@ -28,6 +29,11 @@ _PERIOD_S = PolicySettings().full_pass_period_s
 
 class FittedForecaster(ObservingForecaster, Protocol):
     """Interface of scheduler.forecast.forecaster.PoolForecaster."""
+
+    @property
+    def step_s(self) -> float: ...
+
+    def observe_bin(self, readings: ReadingBin) -> None: ...
 
     @property
     def equations(self) -> tuple[NormalEquations, ...]: ...
@@ -141,9 +147,16 @@ class DemandForecaster:
             self._fits_in_flight.pop(key).cancel()
 
     def _feed_new_readings(self, forecaster: FittedForecaster, pool: str, now_s: float) -> None:
-        since_s = self._last_reading_s.get(pool, now_s - self._history_s)
+        """Feed the readings since the last ones, or at first the bins of all: one per bin instead of tens of them."""
+        since_s = self._last_reading_s.get(pool)
+        if since_s is None:
+            bins = self._store.list_reading_bins(pool, since_s=now_s - self._history_s, bin_s=forecaster.step_s)
+            for each in bins:
+                forecaster.observe_bin(each)
+                self._last_reading_s[pool] = each.last_at_s
+            return
         for reading in self._store.list_readings(pool, since_s=since_s):
-            if reading.at_s > self._last_reading_s.get(pool, float("-inf")):
+            if reading.at_s > self._last_reading_s[pool]:
                 forecaster.observe(reading.at_s, reading.asked_gpus)
                 self._last_reading_s[pool] = reading.at_s
 

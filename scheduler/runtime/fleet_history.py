@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from scheduler.domain.capacity_history import CHECKPOINT_STEP_S, HOURS
-from scheduler.domain.fleet import DemandReading, ForecastFan, Pool, PoolKind
+from scheduler.domain.fleet import ForecastFan, Pool, PoolKind
 from scheduler.domain.snapshot import Snapshot
 from scheduler.forecast.binned_demand import DemandWindow
 from scheduler.forecast.fan import FAN_QUANTILES, forecast_fan
@@ -97,8 +97,7 @@ class FleetHistory:
             window = self._windows.get(pool.name)
             if window is None or window.backfills != reading.backfills:
                 window = self._windows[pool.name] = PoolWindow(self._season_s, reading.backfills)
-            since_s = max(window.observed_at_s, now_s - HISTORY_SEASONS * self._season_s)
-            window.observe(self._store.list_readings(pool.name, since_s=since_s))
+            window.read(self._store, pool.name, now_s)
             fan = window.forecast(pool, now_s)
         if fan is None and pool.lending.demand_profile:
             fan = forecast_fan_by_profile(pool, now_s, 0.0 if reading is None else reading.asked_gpus)
@@ -118,15 +117,16 @@ class PoolWindow:
         self._season_s = season_s
         self._window = DemandWindow(season_s / STEPS_PER_SEASON, HISTORY_SEASONS * STEPS_PER_SEASON)
 
-    @property
-    def observed_at_s(self) -> float:
-        return self._window.observed_at_s
-
-    def observe(self, readings: tuple[DemandReading, ...]) -> None:
-        """Add readings. Those that are no newer than the last one were added before."""
-        for each in readings:
-            if each.at_s > self._window.observed_at_s:
-                self._window.observe(each.at_s, each.asked_gpus)
+    def read(self, store: ApiStore, pool: str, now_s: float) -> None:
+        """Add the stored readings of a pool that are newer than the last one: at first, bins of all."""
+        if self._window.is_empty:
+            since_s = now_s - HISTORY_SEASONS * self._season_s
+            for each in store.list_reading_bins(pool, since_s=since_s, bin_s=self._window.step_s):
+                self._window.observe_bin(each)
+            return
+        for reading in store.list_readings(pool, since_s=self._window.observed_at_s):
+            if reading.at_s > self._window.observed_at_s:
+                self._window.observe(reading.at_s, reading.asked_gpus)
 
     def forecast(self, pool: Pool, now_s: float) -> ForecastFan | None:
         """Return the fan of the next season, or None with too few readings."""

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from scheduler.documents.document import InvalidDocumentError, InvalidField, to_printable
 from scheduler.domain.commands import ReportDemand
 from scheduler.domain.fleet import Forecast, Pool
-from scheduler.domain.serving import ModelLoad, ServedModel
+from scheduler.domain.serving import ModelLoad, ReportedRequests, ServedModel
 from scheduler.serving.capacity import CapacityError
-from scheduler.serving.served_models import ReportedRequests, ServedModelError, check_served_model, size_requests
+from scheduler.serving.served_models import ServedModelError, check_served_model, size_requests
 
 
 def check_served_models(models: Iterable[ServedModel]) -> None:
@@ -41,11 +41,11 @@ def build_demand_report(
     """
     _check_names(pool, reported)
     models = {each.model: each for each in pool.serving}
-    rates = {each.model: each for each in forecast.rates} if forecast is not None else {}
     loads = list[ModelLoad]()
     for number, requests in enumerate(reported):
-        served, expected = models[requests.model], rates.get(requests.model)
-        ahead_rate_per_s = requests.rate_per_s if expected is None else expected.find_rate(requests.rate_per_s, now_s)
+        served, ahead_rate_per_s = models[requests.model], requests.rate_per_s
+        if forecast is not None:
+            ahead_rate_per_s = forecast.find_rate(requests.model, requests.rate_per_s, now_s)
         try:
             loads.append(size_requests(served, requests, ahead_rate_per_s))
         except ServedModelError as error:
@@ -54,7 +54,7 @@ def build_demand_report(
         except CapacityError as error:
             field = f"requests.{number}.rate"
             raise InvalidDocumentError(InvalidField(field, to_printable(requests.rate_per_s), str(error))) from None
-    return ReportDemand(pool.name, float(sum(load.replicas * load.gpus for load in loads)), tuple(loads))
+    return ReportDemand.of_loads(pool.name, loads)
 
 
 def _check_names(pool: Pool, reported: Sequence[ReportedRequests]) -> None:

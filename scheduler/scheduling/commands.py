@@ -48,6 +48,7 @@ from scheduler.domain.commands import (
     UncordonNode,
     VetoLoan,
 )
+from scheduler.domain.demand_source import describe_source_conflict
 from scheduler.domain.events import EventCode, JobStep
 from scheduler.domain.fleet import LoanState
 from scheduler.domain.hardware import GpuProfile
@@ -268,8 +269,9 @@ def _replace_in_pool(snapshot: MutableSnapshot, name: str, message: str, **value
         snapshot.refuse(name, f"pool {name} does not exist")
         return
     pool = replace(snapshot.pools[name], **values)
-    if pool.demand is not None and pool.serving:  # two requests at once; the API accepted each without the other
-        snapshot.refuse(name, f"pool {name} has either a demand source or served models. Delete the other first")
+    # Two requests at once: the API accepted each without the other.
+    if conflict := describe_source_conflict(pool.demand, (each.model for each in pool.serving)):
+        snapshot.refuse(name, f"pool {name}: {conflict}. Delete its source first")
         return
     snapshot.pools[name] = pool
     snapshot.record_event(EventCode.POOL_CHANGED, name, message.format(name))

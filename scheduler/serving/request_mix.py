@@ -98,20 +98,20 @@ def _merge_equal(rows: Floats, counts: Floats) -> tuple[Floats, Floats]:
 
 def _merge_rows(rows: Floats, counts: Floats) -> tuple[Floats, Floats]:
     """Return the means of bins: slices of equal weight by output, and in each slice bins of equal weight by prompt."""
-    slices = _slice_by_weight(rows[:, 1], counts, _SLICES)
+    slices = slice_by_weight(rows[:, 1], counts, _SLICES)
     bins = np.empty(len(rows), np.int64)
     per_slice = BINS_MAX // _SLICES
     for number in range(_SLICES):
         inside = np.flatnonzero(slices == number)
         if inside.size:
-            bins[inside] = number * per_slice + _slice_by_weight(rows[inside, 0], counts[inside], per_slice)
+            bins[inside] = number * per_slice + slice_by_weight(rows[inside, 0], counts[inside], per_slice)
     _, bins = np.unique(bins, return_inverse=True)
     weights = np.bincount(bins, weights=counts).astype(np.float64)
     sums = [np.bincount(bins, weights=counts * rows[:, side]) for side in (0, 1)]
     return np.stack(sums, axis=1) / weights[:, None], weights
 
 
-def _slice_by_weight(tokens: Floats, counts: Floats, slices: int) -> NDArray[np.int64]:
+def slice_by_weight(tokens: Floats, counts: Floats, slices: int) -> NDArray[np.int64]:
     """Return the slice of each row; a slice has about as many requests plus tokens plus squared tokens as any other."""
     order = np.argsort(tokens, kind="stable")
     powers = [counts * tokens**power for power in (0, 1, 2)]

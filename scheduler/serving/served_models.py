@@ -6,14 +6,22 @@ pool whose rate varies costs a few look-ups. Rounding up means that a size is ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, log, log1p
 
-from scheduler.domain.serving import MeasuredRun, ModelLoad, RequestLength, ServedModel, SizingPolicy
+from scheduler.domain.serving import (
+    MeasuredRun,
+    ModelLoad,
+    ReportedRequests,
+    RequestLength,
+    ServedModel,
+    SizingPolicy,
+)
 from scheduler.domain.suggestions import suggest
 from scheduler.serving.calibration import CalibratedCosts, MeasuredLatency, calibrate_costs
 from scheduler.serving.capacity import Capacity, LatencyObjective, PoolSizer
+from scheduler.serving.measured_lengths import summarize_lengths
 from scheduler.serving.replica_model import BatchLimits, ReplicaModel, count_kv_tokens, derive_costs
 from scheduler.serving.request_mix import build_request_mix
 from scheduler.solver.profiles.catalog import list_gpu_names, list_model_names, load_gpu, load_model
@@ -37,16 +45,6 @@ class ServedModelError(ValueError):
         super().__init__(message)
         self.field = field
         self.value = value
-
-
-@dataclass(frozen=True, slots=True)
-class ReportedRequests:
-    """Requests for a model: rate per second, SCV of the times between them, and lengths if not those of the pool."""
-
-    model: str
-    rate_per_s: float
-    arrival_scv: float = 1.0
-    lengths: tuple[RequestLength, ...] = ()
 
 
 def build_replica(
@@ -101,12 +99,7 @@ def size_requests(served: ServedModel, requests: ReportedRequests, ahead_rate_pe
         ServedModelError: as `check_served_model`, or there are no lengths.
         CapacityError: no number of replicas meets the objective at one of the rates.
     """
-    lengths = requests.lengths or served.lengths
-    if not lengths:
-        message = (
-            f"neither the report nor the pool has lengths of requests for {served.model}. Give them in one of both."
-        )
-        raise ServedModelError(message, field="lengths")
+    lengths = _find_lengths(served, requests)
     ahead_rate_per_s = max(requests.rate_per_s, ahead_rate_per_s)
     sizer, scv = _prepare(served, lengths), requests.arrival_scv
     now, ahead, steady = (
@@ -126,17 +119,49 @@ def size_requests(served: ServedModel, requests: ReportedRequests, ahead_rate_pe
         tpot_s=0.0 if now is None else now.tpot_s,
         utilization=0.0 if now is None else now.utilization,
         binding="none" if now is None else now.binding.value,
+        lengths=summarize_lengths(lengths),
     )
+
+
+def count_replicas(served: ServedModel, requests: ReportedRequests) -> int:
+    """Return the replicas for reported requests; raises as `size_requests`."""
+    if requests.rate_per_s <= 0:
+        return 0
+    sized = _size(_prepare(served, _find_lengths(served, requests)), requests.rate_per_s, requests.arrival_scv)
+    return 0 if sized is None else sized.replicas
+
+
+def get_kv_tokens(served: ServedModel) -> int:
+    """Return the tokens that the KV cache of a replica holds. Raises ServedModelError for unknown models and GPUs."""
+    hardware, model = _load_profiles(served)
+    return _build_cached_replica(_without_requests(served), hardware, model).limits.kv_tokens
+
+
+def _find_lengths(served: ServedModel, requests: ReportedRequests) -> tuple[RequestLength, ...]:
+    """Return the lengths of the report, or else of the pool. Raises ServedModelError if there are none."""
+    if lengths := requests.lengths or served.lengths:
+        return lengths
+    message = f"neither the report nor the pool has lengths of requests for {served.model}. Give them in one of both."
+    raise ServedModelError(message, field="lengths")
 
 
 def _prepare(served: ServedModel, lengths: tuple[RequestLength, ...]) -> PoolSizer:
     """Return the sizer of a model, with its profiles as they are known to this process now."""
+    hardware, model = _load_profiles(served)
+    return _build_sizer(_without_requests(served), hardware, model, lengths)
+
+
+def _without_requests(served: ServedModel) -> ServedModel:
+    """Return the model without lengths and sizing, which do not change its replicas."""
+    return replace(served, lengths=(), sizing=SizingPolicy())
+
+
+def _load_profiles(served: ServedModel) -> tuple[HardwareProfile, ModelProfile]:
     for field, name, known in (("gpu", served.gpu, list_gpu_names()), ("model", served.model, list_model_names())):
         if name not in known:
             message = f"`{field}` is {name!r}; use one of {', '.join(known)}{suggest(name, known)}."
             raise ServedModelError(message, field=field, value=name)
-    unsized = replace(served, lengths=(), sizing=SizingPolicy())
-    return _build_sizer(unsized, load_gpu(served.gpu), load_model(served.model), lengths)
+    return load_gpu(served.gpu), load_model(served.model)
 
 
 @lru_cache(maxsize=256)

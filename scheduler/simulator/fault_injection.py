@@ -15,6 +15,7 @@ from scheduler.domain.commands import Command
 from scheduler.domain.fleet import DemandReading, Loan
 from scheduler.domain.job import Job
 from scheduler.domain.observation import Observation
+from scheduler.domain.reading_bins import ReadingBin
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.executor import Executor
 from scheduler.executors.simulated_executor import SimulatedExecutor
@@ -147,6 +148,9 @@ class LossyStore:
 
     def list_readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         return self._store.list_readings(pool, since_s=since_s)
+
+    def list_reading_bins(self, pool: str, *, since_s: float, bin_s: float) -> tuple[ReadingBin, ...]:
+        return self._store.list_reading_bins(pool, since_s=since_s, bin_s=bin_s)
 
     def close(self) -> None:
         self._store.close()

@@ -96,6 +96,23 @@ def _extract_with_postgresql(each: StateSince, compiler: SQLCompiler, **options:
     return f"CAST({compiler.process(each.clauses, **options)} ->> 'state_since_s' AS double precision)"
 
 
+class BinNumber(GenericFunction[int]):
+    """The largest whole number up to a number of at least -1, also in an SQLite without mathematical functions."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(BinNumber, "sqlite")
+def _floor_with_sqlite(each: BinNumber, compiler: SQLCompiler, **options: Any) -> str:
+    return f"CAST({compiler.process(each.clauses, **options)} + 1 AS INTEGER) - 1"
+
+
+@compiles(BinNumber, "postgresql")
+def _floor_with_postgresql(each: BinNumber, compiler: SQLCompiler, **options: Any) -> str:
+    return f"CAST(floor({compiler.process(each.clauses, **options)}) AS bigint)"
+
+
 class Contains(GenericFunction[bool]):
     """Whether a column, with ASCII letters in lower case, contains a text."""
 

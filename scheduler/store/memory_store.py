@@ -15,6 +15,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
 from scheduler.domain.job_records import Sample
 from scheduler.domain.machine import EstimatedGpu, JoinToken, Machine
+from scheduler.domain.reading_bins import ReadingBin, bin_readings
 from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.allocation_history import MemoryAllocationHistory
@@ -444,6 +445,9 @@ class MemoryStore:
         with self._lock:
             recorded = self._readings.get(pool, [])
             return tuple(recorded[bisect_left(recorded, since_s, key=attrgetter("at_s")) :])
+
+    def list_reading_bins(self, pool: str, *, since_s: float, bin_s: float) -> tuple[ReadingBin, ...]:
+        return tuple(bin_readings(self.list_readings(pool, since_s=since_s), bin_s))
 
     def list_samples(self, job_id: str) -> tuple[Sample, ...]:
         with self._lock:

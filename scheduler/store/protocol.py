@@ -18,6 +18,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import UsageEntry
 from scheduler.domain.job_records import SlottedSample
 from scheduler.domain.observation import AgentReport, BegunRun, KillOrder, Run
+from scheduler.domain.reading_bins import ReadingBin
 from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.snapshot import Snapshot
 
@@ -171,6 +172,9 @@ class Store(Protocol):
 
     def list_readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         """Return the demand readings of a pool since `since_s`, in order of time."""
+
+    def list_reading_bins(self, pool: str, *, since_s: float, bin_s: float) -> tuple[ReadingBin, ...]:
+        """Return the readings since `since_s` in bins of `bin_s` seconds, as `bin_readings` does."""
 
     def close(self) -> None:
         """Close files and connections."""

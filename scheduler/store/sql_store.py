@@ -17,8 +17,9 @@ from scheduler.domain.commands import Command
 from scheduler.domain.fleet import DemandReading, Loan
 from scheduler.domain.job import Job
 from scheduler.domain.job_records import Sample
+from scheduler.domain.reading_bins import ReadingBin
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store import sql_history, sql_inbox, sql_state
+from scheduler.store import sql_history, sql_inbox, sql_job_search, sql_state
 from scheduler.store.api_protocol import AuditEntry, HistoryLog, LoanQuery, SortKey
 from scheduler.store.database import (
     StoreError,
@@ -210,11 +211,11 @@ class SqlStore:
         return tuple(decode_stored(Job, row.body) for row in rows)
 
     def find_ended_jobs(self, query: JobQuery, *, after: SortKey | None, limit: int) -> tuple[Job, ...]:
-        rows = sql_history.find_ended_job_keys(self._autocommit_engine, query, after, limit)
+        rows = sql_job_search.find_ended_job_keys(self._autocommit_engine, query, after, limit)
         keys = [(row.number, row.id, row.generation) for row in rows]
         jobs = {key: job for key in keys if (job := self._ended_job_cache.get(key)) is not None}
         if missing := [key[0] for key in keys if key not in jobs]:
-            rows = fetch_rows(self._autocommit_engine, sql_history.select_ended_job_rows(missing))
+            rows = fetch_rows(self._autocommit_engine, sql_job_search.select_ended_job_rows(missing))
             jobs |= {(row.number, row.id, row.generation): decode_stored(Job, row.body) for row in rows}
         if len(self._ended_job_cache) > ENDED_JOB_CACHE_MAX:
             self._ended_job_cache = {}
@@ -243,6 +244,10 @@ class SqlStore:
     def list_readings(self, pool: str, *, since_s: float) -> tuple[DemandReading, ...]:
         rows = fetch_rows(self._autocommit_engine, sql_history.select_readings(pool, since_s))
         return tuple(map(sql_history.decode_reading_row, rows))
+
+    def list_reading_bins(self, pool: str, *, since_s: float, bin_s: float) -> tuple[ReadingBin, ...]:
+        rows = fetch_rows(self._autocommit_engine, sql_history.select_reading_bins(pool, since_s, bin_s))
+        return tuple(ReadingBin(*row) for row in rows)
 
     def list_samples(self, job_id: str) -> tuple[Sample, ...]:
         rows = fetch_rows(self._autocommit_engine, sql_history.select_samples(job_id))

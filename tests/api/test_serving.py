@@ -152,3 +152,21 @@ def test_pool_has_either_models_or_a_demand_source(fleet: ApiService, problem: P
     assert serve(fleet)["serving"] == []
     pool = {"name": "chat", "kind": "inference", "serving": [MODEL], "demand": source}
     assert [error["field"] for error in problem(fleet.post("/v1/pools", pool), 422)["errors"]] == ["serving"]
+
+
+def test_requests_may_come_from_prometheus_for_the_models_that_are_served(fleet: ApiService, problem: Problem) -> None:
+    path, asked = "/v1/pools/inference/demand-source", {"model": MODEL["model"], "preset": "vllm", "window": "2m"}
+    problem(fleet.http.put(path, json={"requests": [asked]}), 409)
+    serve(fleet, MODEL)
+    [error] = problem(fleet.http.put(path, json={"requests": [{**asked, "preset": "kserve"}]}), 422)["errors"]
+    assert error["field"] == "requests.0.preset"
+    problem(fleet.http.put(path, json={"requests": [{**asked, "model": "other"}]}), 409)
+    source = fleet.http.put(path, json={"requests": [asked]}).json()["demand_source"]
+    assert source["queries"] == []
+    assert source["requests"] == [{**asked, "window": 120.0, "correlation": 0.3, "burstiness": 1.0}]
+    problem(fleet.http.put(SERVING, json={"serving": []}), 409)
+    assert serve(fleet, MODEL)["demand_source"] == source
+    pool = {"name": "chat", "kind": "inference", "serving": [MODEL], "demand": {"requests": [asked]}}
+    assert fleet.post("/v1/pools", pool).json()["demand_source"] == source
+    pool["serving"] = []
+    assert [each["field"] for each in problem(fleet.post("/v1/pools", pool), 422)["errors"]] == ["demand.requests"]

@@ -16,7 +16,8 @@ Row = tuple[str, str, str]
 
 NAMES = (
     *("solver", "curve", "galvatron", "referee", "speedup", "accuracy", "folds", "learning", "closed_loop"),
-    *("lengths", "lengths_trainer", "freezing", "forecast", "lending_share", "lending_decision", "serving_capacity"),
+    *("lengths", "lengths_trainer", "freezing", "forecast", "lending_share", "lending_decision"),
+    *("serving_capacity", "demand_requests"),
     *("simulate", "decide", "optimum", "reproduce", "reproduce_deadlines", "rubick", "tenfold"),
     *("resharding", "shrinks", "replan", "agents", "machine_agents", "kubernetes", "front_door", "streams", "takeover"),
     *("metrics", "console", "open_tab", "ended_jobs", "redaction", "session_overhead", "checkpoints"),

@@ -18,11 +18,11 @@ from time import process_time
 import numpy as np
 
 from scheduler.documents.serving import LENGTHS_MAX
-from scheduler.domain.serving import RequestLength, ServedModel
+from scheduler.domain.serving import ReportedRequests, RequestLength, ServedModel
 from scheduler.serving.capacity import size_pool
 from scheduler.serving.length_classes import choose_length_classes, cut_batches
 from scheduler.serving.request_mix import Floats
-from scheduler.serving.served_models import ReportedRequests, size_requests
+from scheduler.serving.served_models import size_requests
 from tests.benchmarks.reproduce import traces
 from tests.serving.capacity_comparison import GRID, Comparison, build_sizing, compare_cells
 from tests.serving.length_mixes import MIXES, draw_lengths

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 
+from tests.console.test_accessibility import find_serious_violations
+
 if TYPE_CHECKING:
     from tests.console.conftest import Opener
     from tests.console.console_site import ConsoleSite
@@ -86,6 +88,35 @@ def test_calendar_source_and_served_models(fleet: ConsoleSite, opened: Opener) -
     expect(calendar).to_contain_text("2 × the forecast")
     expect(page.get_by_role("region", name="Demand source")).to_contain_text("sum(busy_gpus)")
     expect(page.get_by_role("region", name="Demand source")).to_contain_text("2 min")
+
+
+def test_requests_of_served_models_show_tokens_replicas_and_latencies(fleet: ConsoleSite, opened: Opener) -> None:
+    lengths = [{"prompt": 400, "output": 200, "requests": 9}, {"prompt": 4000, "output": 800}]
+    objective = {"ttft": "1s", "tpot": "50ms"}
+    served = {"model": "llama-3-8b", "gpu": "a100-80g", "objective": objective, "lengths": lengths}
+    requests = {"model": "llama-3-8b", "preset": "vllm", "selector": {"model_name": "llama"}}
+    with fleet.client() as client:
+        client.set_served_models("inference", [served, {**served, "model": "llama-3.1-70b", "tensorDegree": 4}])
+        client.set_demand_source("inference", {"requests": [requests, {**requests, "model": "llama-3.1-70b"}]})
+    page = opened(f"{fleet.url}/#/pools/inference")
+    card = page.get_by_role("region", name="Served models")
+    expect(card.locator("article")).to_have_count(2)
+    expect(card).to_contain_text("No requests have been read yet")
+    expect(page.get_by_role("region", name="Demand source")).to_contain_text("Requests for llama-3-8b: vllm")
+    with fleet.client() as client:
+        client.report_requests(
+            "inference", [{"model": "llama-3-8b", "rate": 30.0}, {"model": "llama-3.1-70b", "rate": 0.0}]
+        )
+        load = client.pool("inference")["serving"][0]["load"]
+        assert load is not None
+    fleet.tick()
+    first = card.locator("article").first
+    expect(first).to_contain_text("30/s")
+    expect(first).to_contain_text("22,800 prompt and 7,800 output tokens/s")
+    expect(first).to_contain_text("760 tokens on average, 95% up to 4,000")
+    expect(first.locator(".served-numbers div").nth(1)).to_contain_text(f"{load['replicas']}{load['gpus']} GPUs")
+    expect(first.get_by_role("img")).to_have_count(3)
+    assert find_serious_violations(page) == []
 
 
 def test_lending_is_stopped_and_shadow_mode_is_shown(fleet: ConsoleSite, opened: Opener) -> None:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from scheduler.demand.presets import PrometheusQuery, PromqlTerm, build_query
-from scheduler.demand.prometheus_api import PrometheusApi
+from scheduler.demand.prometheus_api import PrometheusApi, TimeSpan
 from scheduler.demand.prometheus_poller import HISTORY_S, HISTORY_STEP_S, PrometheusPoller
 from scheduler.domain.demand_source import (
     DemandQuery,
@@ -198,7 +198,7 @@ def test_outage_is_back_filled_from_the_newest_reading_and_never_with_partial_su
     query = PrometheusQuery((PromqlTerm("daily_gpus"), PromqlTerm("gappy_gpus")), 30.0)
     with httpx.Client() as client:
         api = PrometheusApi(prometheus.url, timeout_s=10.0)
-        history = api.read_history(client, query, from_s=NOW_S - 6000.0, to_s=NOW_S, step_s=HISTORY_STEP_S)
+        history = api.read_history(client, query, TimeSpan(NOW_S - 6000.0, NOW_S, HISTORY_STEP_S))
     assert not isinstance(history, UnknownDemand)
     steps = {round((at_s - NOW_S) / HISTORY_STEP_S) + int(HISTORY_S / HISTORY_STEP_S) + 299 for at_s, _ in history}
     # A sample counts for up to five minutes, so that it may cover the next step, too.

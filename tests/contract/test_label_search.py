@@ -15,7 +15,7 @@ from api.http.paging import page_of_jobs
 from scheduler.domain.job import Job
 from scheduler.domain.job_labels import LabelOperator, LabelRequirement, parse_selector
 from scheduler.domain.job_state import JobState
-from scheduler.store import sql_history
+from scheduler.store import sql_job_search
 from scheduler.store.api_protocol import HistoryLog, get_job_sort_key
 from scheduler.store.database import open_engine
 from scheduler.store.job_query import JobQuery
@@ -78,7 +78,7 @@ def test_pages_hold_the_jobs_that_a_filter_keeps(store: SqlStore, query: JobQuer
     found: list[str] = []
     cursor: str | None = ""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sql_history, "SORTED_JOBS_MAX", sorted_max)
+        patch.setattr(sql_job_search, "SORTED_JOBS_MAX", sorted_max)
         while cursor is not None:
             page = page_of_jobs((), store, query, cursor=cursor, limit=limit)
             assert len(page["items"]) == limit or page["next"] is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from scheduler.domain.events import Event, EventCode, JobStep
@@ -13,6 +14,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import UsageEntry, UsageKey
 from scheduler.domain.job_records import Sample, SlottedSample
 from scheduler.domain.job_state import ENDED_STATES, JobState
+from scheduler.domain.reading_bins import bin_readings
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import ApiStore, LoanQuery, get_job_sort_key, get_loan_sort_key
 from scheduler.store.job_query import JobQuery
@@ -114,6 +116,23 @@ def test_readings_are_listed_by_pool_in_order_of_time(store: ApiStore) -> None:
     assert store.list_readings("serve", since_s=0.0) == (early, late, same)
     assert store.list_readings("serve", since_s=30.0) == (late, same)
     assert store.list_readings("other", since_s=10.1) == ()
+
+
+@pytest.mark.parametrize("bin_s", [300.0, 30.0, 7.3])
+def test_bins_of_readings_are_those_of_python(store: ApiStore, bin_s: float) -> None:
+    """Times are random, on the edges of bins, just below them, and repeated, and come in no order."""
+    generator = np.random.default_rng(int(10 * bin_s))
+    edges = bin_s * generator.integers(0, 40, 60)
+    times_s = [*generator.uniform(1.0, 40 * bin_s, 300), *edges, *(edges - 1e-12 * edges), *edges[:20]]
+    gpus = generator.uniform(0.0, 90.0, len(times_s)).round(1)
+    pairs = generator.permutation(np.stack([times_s, gpus], axis=1)).tolist()
+    named = tuple(("serve", DemandReading(at_s, min(each, 64.0), each)) for at_s, each in pairs)
+    other = ("other", DemandReading(1.0, 99.0, 99.0))
+    store.commit(Commit(Snapshot(), make_next_snapshot(Snapshot()), epoch=0, readings=(*named, other)))
+    for since_s in (-math.inf, 0.0, 17 * bin_s, 18.5 * bin_s, 1e9):
+        expected = tuple(bin_readings(store.list_readings("serve", since_s=since_s), bin_s))
+        assert store.list_reading_bins("serve", since_s=since_s, bin_s=bin_s) == expected
+    assert len(expected) == 0
 
 
 def test_back_filled_readings_replace_those_of_their_pool_and_time(store: ApiStore) -> None:

@@ -16,6 +16,8 @@ from tests.kubernetes.control_plane import ASSETS, ControlPlane
 JOB = {"gpus": {"min": 2, "max": 8}, "command": ["python", "train.py"]}
 ARCHIVE = f"sha256:{'0' * 64}"
 CLAIM = {"persistentVolumeClaim": {"claimName": "shared"}}
+ASKED = {"model": "llama-3-8b", "preset": "vllm"}
+OWN = {"model": "llama-3-8b", "rate": "x", "promptLengths": "y", "outputLengths": "z", "correlation": 0.25}
 QUERIES = [
     {"promql": "gpus"},
     {"promql": "nodes", "unit": "nodes", "gpusPerNode": 8, "aggregate": "sum"},
@@ -23,6 +25,10 @@ QUERIES = [
     {"preset": "kserve", "gpusPerReplica": 0.5, "replicasMin": 0},
 ]
 LENDS = {"kind": "inference", "nodeSelector": {"role": "serve"}}
+SERVES = {
+    **LENDS,
+    "serving": [{"model": "llama-3-8b", "gpu": "h100-80g", "objective": {"ttft": "1s", "tpot": "50ms"}}],
+}
 LAUNCH = {"name": "launch", "start": "2026-11-27T08:00:00+01:00", "duration": "3h"}
 CONTAINER = {"name": "main", "image": "trainer", "resources": {"limits": {"cpu": 4, "memory": "16Gi"}}}
 
@@ -214,6 +220,12 @@ def test_range_and_suspend_are_mutable(cluster: KubernetesClient, namespace: str
         {**LENDS, "demand": {"source": "deployments", "selector": {"app": "chat"}, "staleAfter": "2m"}},
         {**LENDS, "demand": {"source": "prometheus", "query": "sum(gpus)"}},
         {**LENDS, "demand": {"source": "prometheus", "queries": QUERIES, "staleAfter": "5m", "lostAfter": "1h"}},
+        {**SERVES, "demand": {"source": "requests", "requests": [ASKED]}},
+        {
+            **SERVES,
+            "demand": {"source": "requests", "requests": [{**ASKED, "selector": {"a": "b"}, "window": "2m"}]},
+        },
+        {**SERVES, "demand": {"source": "requests", "requests": [OWN]}},
         {**LENDS, "tolerations": [{"key": "dedicated", "value": "serving"}, {"operator": "Exists"}]},
     ],
 )
@@ -247,6 +259,7 @@ def test_valid_pools_are_accepted(cluster: KubernetesClient, spec: dict[str, Any
         ({**LENDS, "demand": {"source": "deployments"}}, "spec.demand.selector: Invalid value"),
         ({**LENDS, "demand": {"source": "prometheus"}}, "spec.demand.query: Invalid value"),
         ({**LENDS, "demand": {"source": "push", "query": "x"}}, "spec.demand.query: Invalid value"),
+        ({**SERVES, "demand": {"source": "requests"}}, "spec.demand.requests: Invalid value"),
         ({**LENDS, "demand": {"source": "push", "queries": QUERIES}}, "spec.demand.queries: Invalid value"),
         (
             {**LENDS, "demand": {"source": "prometheus", "query": "x", "queries": QUERIES}},
@@ -264,6 +277,21 @@ def test_valid_pools_are_accepted(cluster: KubernetesClient, spec: dict[str, Any
                 ({"preset": "nim", "gpusPerReplica": 2, "requestsPerReplica": 8}, "preset"),
             )
         ),
+        *(
+            ({**SERVES, "demand": {"source": "requests", "requests": [asked]}}, f"spec.demand{field}")
+            for asked, field in (
+                ({"model": "llama-3-8b"}, ".requests[0].rate"),
+                ({**ASKED, "rate": "x"}, ".requests[0].rate"),
+                ({**ASKED, "preset": "kserve"}, ".requests[0].preset"),
+                ({**ASKED, "correlation": 2}, ".requests[0].correlation"),
+                ({**OWN, "window": "5m"}, ".requests[0].selector"),
+                ({"model": "llama-3-8b", "rate": "x", "promptLengths": "y"}, ".requests[0].promptLengths"),
+                ({**ASKED, "model": "other"}, ": Invalid value"),
+            )
+        ),
+        ({**LENDS, "demand": {"source": "requests", "requests": [ASKED]}}, "spec.demand: Invalid value"),
+        ({**SERVES, "demand": {"source": "push", "requests": [ASKED]}}, "spec.demand.requests: Invalid value"),
+        ({**SERVES, "demand": {"source": "prometheus", "query": "x"}}, "spec.serving: Invalid value"),
         (
             {**LENDS, "demand": {"source": "push", "selector": {"a": "b"}}},
             "spec.demand.selector: Invalid value",

@@ -87,23 +87,36 @@ def compare_cells(cells: Iterable[Cell], seed: int) -> Iterator[Comparison]:
 
 def compare_cell(cell: Cell, seed: int) -> Comparison:
     """Size the pool of a cell by the model, and find the smallest pool that meets the objective by simulation."""
-    setup = SETUPS[cell.setup]
     sized = size_pool(*build_sizing(cell, seed)).replicas
-    arrivals = _draw_pool_arrivals(cell, _draw_lengths(cell, seed), setup, seed)
+    found, reports = _search_referee(cell, _draw_lengths(cell, seed), sized, seed)
+    return Comparison(cell, sized, found, reports[sized])
+
+
+def find_referee(setup: str, rate_per_s: float, lengths: NDArray[np.int64], *, start: int) -> int:
+    """Return the smallest pool that meets the objective for requests of these lengths, searched from `start` on."""
+    return _search_referee(Cell(setup, "", rate_per_s, 1), lengths, start, 7)[0]
+
+
+def _search_referee(
+    cell: Cell, lengths: NDArray[np.int64], start: int, seed: int
+) -> tuple[int, dict[int, ServingReport]]:
+    """Return the smallest pool that meets the objective by simulation, and the reports of all that were tried."""
+    setup = SETUPS[cell.setup]
+    arrivals = _draw_pool_arrivals(cell, lengths, setup, seed)
     reports: dict[int, ServingReport] = {}
 
     def meets(replicas: int) -> bool:
         reports[replicas] = simulate(setup.numbers, replicas, arrivals, measured=MEASURED)
         return reports[replicas].meets(setup.ttft_s, setup.tpot_s, PERCENTILE)
 
-    found = sized
-    if meets(sized):
+    found = start
+    if meets(start):
         while found > 1 and meets(found - 1):
             found -= 1
     else:
         while not meets(found):
             found += 1
-    return Comparison(cell, sized, found, reports[sized])
+    return found, reports
 
 
 def build_sizing(cell: Cell, seed: int) -> tuple[RequestMix, ReplicaModel, LatencyObjective]:

@@ -11,12 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.domain.replica_advice import ReplicaAdvice, advise_replicas
-from scheduler.domain.serving import MeasuredRun, ModelRate, RequestLength, ServedModel, SizingMode, SizingPolicy
+from scheduler.domain.serving import (
+    MeasuredRun,
+    ModelRate,
+    ReportedRequests,
+    RequestLength,
+    ServedModel,
+    SizingMode,
+    SizingPolicy,
+)
 from scheduler.serving.capacity import CapacityError, size_pool
 from scheduler.serving.request_mix import build_request_mix
 from scheduler.serving.served_models import (
     RATE_STEP,
-    ReportedRequests,
     ServedModelError,
     build_replica,
     check_served_model,

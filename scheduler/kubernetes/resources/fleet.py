@@ -48,14 +48,15 @@ class DemandSourceKind(StrEnum):
     DEPLOYMENTS = "deployments"
     PROMETHEUS = "prometheus"
     PUSH = "push"
+    REQUESTS = "requests"
 
 
 @dataclass(frozen=True, slots=True)
 class DemandSource:
     """Where a pool's demand comes from.
 
-    `selector` are labels of Deployments, `prometheus` is set for that kind alone. Readings older than `stale_after_s`
-    are stale.
+    `selector` are labels of Deployments. `prometheus` is set for the kinds prometheus and requests. Readings older than
+    `stale_after_s` are stale.
     """
 
     kind: DemandSourceKind
@@ -173,7 +174,8 @@ def _to_demand_source(spec: DemandSpec | None) -> DemandSource:
         return DemandSource(DemandSourceKind.PUSH)
     stale_after_s = DEMAND_STALE_S if spec.stale_after is None else spec.stale_after
     kind = DemandSourceKind(spec.source)
-    prometheus = prometheus_demand_from_spec(spec) if kind is DemandSourceKind.PROMETHEUS else None
+    is_polled = kind in (DemandSourceKind.PROMETHEUS, DemandSourceKind.REQUESTS)
+    prometheus = prometheus_demand_from_spec(spec) if is_polled else None
     selector = spec.selector or {} if kind is DemandSourceKind.DEPLOYMENTS else {}
     return DemandSource(kind, selector, prometheus, stale_after_s)
 

@@ -13,6 +13,7 @@ from math import inf
 from scheduler.domain.fleet import Forecast
 from scheduler.domain.job import Job
 from scheduler.domain.observation import Observation, Run, RunPhase
+from scheduler.domain.reading_bins import ReadingBin
 from scheduler.domain.snapshot import Snapshot
 from scheduler.executors.simulated_executor import SimulatedExecutor
 from scheduler.forecast.demand_history import FloatArray
@@ -236,12 +237,16 @@ class PersistenceForecaster:
     """Forecaster that expects the last reading to last, with a margin that grows with the quantile. It fits nothing."""
 
     equations: tuple[NormalEquations, ...] = ()
+    step_s = 300.0
 
     def __init__(self, *, zone: str = "UTC") -> None:
         self._gpus = 0.0
 
     def observe(self, time_s: float, gpus: float) -> None:
         self._gpus = gpus
+
+    def observe_bin(self, readings: ReadingBin) -> None:
+        self._gpus = readings.last_gpus
 
     def forecast(self, now_s: float, horizon_s: float, *, quantiles: tuple[float, ...]) -> Forecast:
         gpus = tuple(self._gpus * (0.9 + 0.2 * level) for level in quantiles)

@@ -56,3 +56,19 @@ def test_source_is_set_and_cleared(run: Run, ask: Ask, fleet: Any, tmp_path: Pat
     assert ask("demand", "clear-source", "serving")["demand_source"] is None
     source.write_text(json.dumps({"queries": [{"promql": "avg(DCGM_FI_DEV_GPU_UTIL)"}]}))
     assert "DCGM_FI_DEV_GPU_UTIL" in refusal(run, "demand", "set-source", "serving", str(source))
+
+
+def test_source_of_requests_needs_an_entry_for_each_served_model(
+    run: Run, ask: Ask, fleet: Any, tmp_path: Path
+) -> None:
+    served, source = tmp_path / "served.yaml", tmp_path / "source.yaml"
+    objective = {"ttft": "1s", "tpot": "50ms"}
+    served.write_text(yaml.safe_dump({"model": "llama-3-8b", "gpu": "a100-80g", "objective": objective}))
+    source.write_text(yaml.safe_dump({"requests": [{"model": "llama-3-8b", "preset": "vllm"}]}))
+    refused = run("demand", "set-source", "serving", str(source))
+    assert refused.exit_code == 3
+    assert "llama-3-8b" in refused.stderr
+    ask("serving", "set", "serving", str(served))
+    (shown,) = ask("demand", "set-source", "serving", str(source))["demand_source"]["requests"]
+    assert (shown["model"], shown["preset"], shown["window"]) == ("llama-3-8b", "vllm", 300.0)
+    assert "requests for 1 model" in run("demand", "set-source", "serving", str(source)).stdout

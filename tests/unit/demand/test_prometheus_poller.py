@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import pytest
 
 from scheduler.demand.presets import PrometheusQuery, PromqlTerm
 from scheduler.demand.prometheus_api import RESPONSE_BYTES_MAX
-from scheduler.demand.prometheus_poller import PrometheusPoller
+from scheduler.demand.prometheus_poller import HISTORY_RETRY_S, PrometheusPoller
 from scheduler.domain.demand_source import KnownDemand, PoolDemand, UnknownDemand, UnknownDemandReason
 from tests.kubernetes.waiting import eventually
 from tests.unit.kubernetes.scripted_server import Answer, ScriptedServer
@@ -90,3 +91,25 @@ def test_new_query_runs_at_once_and_notifies() -> None:
         assert late.reason is UnknownDemandReason.STALE
         ahead = watch.get_demand(ASKED, sampled_at_s - 1.0)
         assert ahead == KnownDemand(5.0, sampled_at_s - 1.0)
+
+
+def test_gap_is_filled_after_a_failure_although_the_present_reading_is_known_by_then() -> None:
+    now_s = time.time()
+    clock_s = count(now_s, 2 * HISTORY_RETRY_S)
+    history = [[now_s - 900.0, "3"]]
+    matrix = {"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {}, "values": history}]}}
+    polled = a_vector(5.0), a_vector(now_s)
+    with ScriptedServer(*polled, Answer(503, "down"), *polled, Answer(body=matrix)).running() as server:
+        watch = PrometheusPoller(
+            server.url,
+            on_change=lambda: watch.set_queries({ASKED: now_s}),
+            interval_s=3600.0,
+            timeout_s=2.0,
+            now=lambda: next(clock_s),
+        )
+        watch.set_queries({ASKED: now_s - 3_600.0})
+        watch.start()
+        found = eventually(lambda: watch.take_history(ASKED), what="the history")
+        watch.stop()
+    assert found == ((history[0][0], 3.0),)
+    assert len(server.heard) == 6

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.demand.request_presets import build_request_promql
 from scheduler.documents.custom_resource import PoolSpec, pool_from_spec, prometheus_demand_from_spec
 from scheduler.documents.demand_source import (
     DemandQueryDocument,
@@ -19,10 +20,12 @@ from scheduler.domain.demand_source import (
     DemandQuery,
     DemandUnit,
     InferenceServer,
+    RequestQueries,
     ServerLoad,
     UtilisationSignalError,
     check_no_utilisation,
 )
+from scheduler.domain.serving import ServedModel
 
 VLLM = {"preset": "vllm", "gpus_per_replica": 8, "requests_per_replica": 256}
 
@@ -104,6 +107,77 @@ def test_pool_has_one_query_or_several_and_ages_in_order() -> None:
     ):
         with pytest.raises(InvalidDocumentError):
             pool(**refused)
+
+
+ASKED = {"model": "llama-3-8b", "preset": "vllm", "selector": {"model_name": "llama"}, "window": "2m"}
+OWN = {"model": "llama-3-8b", "rate": "sum(rate)", "prompt_lengths": "prompts", "output_lengths": "outputs"}
+
+
+@pytest.mark.parametrize("requests", [ASKED, OWN, {"model": "llama-3-8b", "rate": "sum(rate)"}])
+def test_requests_become_queries_and_a_document_again(requests: dict[str, Any]) -> None:
+    given = {**requests, "replicas": "sum(up)", "correlation": 0.5, "burstiness": 2.0}
+    source = to_prometheus_demand(parse_document(DemandSourceDocument, {"requests": [given]}))
+    document = to_source_document(source)
+    assert to_prometheus_demand(parse_document(DemandSourceDocument, document)) == source
+    assert document["requests"][0] == given | ({"window": 120.0} if "window" in given else {})
+    (promql,) = build_request_promql(source, (ServedModel("llama-3-8b", "h100-80g", 1.0, 0.05),))
+    assert promql.correlation == 0.5
+    assert "sum(up)" in promql.past_rate
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"preset": None}, "rate"),
+        ({"rate": "x"}, "rate"),
+        ({"preset": "kserve"}, "preset"),
+        ({"window": 10}, "window"),
+        ({"selector": {"a-b": "c"}}, "selector"),
+        ({"prompt_lengths": "x"}, "prompt_lengths"),
+        ({"correlation": 1.5}, "correlation"),
+        ({"burstiness": 0}, "burstiness"),
+        ({"preset": None, "selector": None, "window": None, "rate": "x", "prompt_lengths": "y"}, "output_lengths"),
+        ({"preset": None, "window": None, "rate": "x"}, "selector"),
+        ({"preset": None, "selector": None, "window": None, "rate": "avg(DCGM_FI_DEV_GPU_UTIL)"}, "rate"),
+    ],
+)
+def test_invalid_requests_name_their_field(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidDocumentError) as caught:
+        parse_document(DemandSourceDocument, {"requests": [{**ASKED, **change}]})
+    assert [each.field for each in caught.value.invalid_fields] == [f"requests.0.{field}"]
+
+
+@pytest.mark.parametrize("document", [{}, {"queries": [{"promql": "x"}], "requests": [ASKED]}])
+def test_source_has_either_queries_or_requests(document: dict[str, Any]) -> None:
+    with pytest.raises(InvalidDocumentError) as caught:
+        parse_document(DemandSourceDocument, document)
+    assert [each.field for each in caught.value.invalid_fields] == ["queries"]
+
+
+def test_each_model_has_one_entry() -> None:
+    with pytest.raises(InvalidDocumentError) as caught:
+        parse_document(DemandSourceDocument, {"requests": [ASKED, ASKED]})
+    assert [each.field for each in caught.value.invalid_fields] == ["requests.1.model"]
+
+
+def test_pool_of_kubernetes_has_requests_for_each_served_model() -> None:
+    served = {"model": "llama-3-8b", "gpu": "h100-80g", "objective": {"ttft": "1s", "tpot": "50ms"}}
+    asked = {"model": "llama-3-8b", "rate": "x", "promptLengths": "y", "outputLengths": "z"}
+    spec = {"kind": "inference", "nodeSelector": {"a": "b"}, "serving": [served]}
+    found = parse_document(PoolSpec, {**spec, "demand": {"source": "requests", "requests": [asked]}})
+    assert found.demand is not None
+    (requests,) = prometheus_demand_from_spec(found.demand).requests
+    assert requests.queries == RequestQueries("x", "y", "z")
+    for demand, field in (
+        ({"source": "requests", "requests": [{**asked, "model": "other"}]}, "demand.requests"),
+        ({"source": "prometheus", "query": "x"}, "serving"),
+        ({"source": "push", "requests": [asked]}, "demand.requests"),
+        ({"source": "prometheus", "query": "x", "requests": [asked]}, "demand.requests"),
+        ({"source": "requests"}, "demand.requests"),
+    ):
+        with pytest.raises(InvalidDocumentError) as caught:
+            parse_document(PoolSpec, {**spec, "demand": demand})
+        assert [each.field for each in caught.value.invalid_fields] == [field]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,21 @@ from scheduler.domain.checkpoints import CheckpointSpec, CheckpointVolume
 from scheduler.domain.codec import CodecError, decode, decode_as, encode, encode_as
 from scheduler.domain.commands import Command, CommandBody
 from scheduler.domain.decisions import Decision, Reason, ReasonCode
-from scheduler.domain.demand_source import DemandQuery, DemandUnit, InferenceServer, PrometheusDemand, ServerLoad
+from scheduler.domain.demand_source import (
+    BURSTINESS_MAX,
+    BURSTINESS_MIN,
+    LENGTH_SERVERS,
+    RATE_WINDOW_S_MAX,
+    RATE_WINDOW_S_MIN,
+    DemandQuery,
+    DemandUnit,
+    InferenceServer,
+    ModelRequests,
+    PrometheusDemand,
+    RequestQueries,
+    ServerLoad,
+    ServerRequests,
+)
 from scheduler.domain.fleet import NETWORK_BYTES_PER_S_MAX, Forecast, Node, Pool, PoolNetwork
 from scheduler.domain.gpu_sets import GpuGroup, GpuShape
 from scheduler.domain.job import Job, Progress
@@ -117,6 +131,18 @@ def _standbys() -> SearchStrategy[Standby]:
     return st.builds(Standby, **pods, **common) | st.builds(Standby, url=st.just(ENGINE_URL), gpus=gpus, **common)
 
 
+def _model_requests() -> SearchStrategy[ModelRequests]:
+    queries = RequestQueries("sum(rate)"), ServerRequests(InferenceServer.VLLM, {"namespace": "chat"})
+    return st.builds(
+        ModelRequests,
+        model=_NAME,
+        queries=st.sampled_from(queries),
+        correlation=st.floats(-1.0, 1.0),
+        arrival_scv=st.floats(BURSTINESS_MIN, BURSTINESS_MAX),
+        replicas=st.sampled_from(["", "sum(up)"]),
+    )
+
+
 _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
     ParallelPlan: _plans(),
     Forecast: _forecasts(),
@@ -204,10 +230,23 @@ _CONSTRAINED: dict[Any, SearchStrategy[Any]] = {
         requests_each=st.floats(1.0, 512.0),
         replicas_min=st.integers(0, 4),
     ),
-    PrometheusDemand: st.builds(
-        PrometheusDemand,
-        terms=st.just((DemandQuery("sum(gpus)"), ServerLoad(InferenceServer.KSERVE))),
-        stale_after_s=_POSITIVE_S,
+    RequestQueries: st.one_of(
+        st.just(RequestQueries("sum(rate)")), st.just(RequestQueries("sum(rate)", "prompts", "outputs"))
+    ),
+    ServerRequests: st.builds(
+        ServerRequests,
+        server=st.sampled_from(LENGTH_SERVERS),
+        selector=st.just({"namespace": "chat"}),
+        window_s=st.floats(RATE_WINDOW_S_MIN, RATE_WINDOW_S_MAX),
+    ),
+    ModelRequests: _model_requests(),
+    PrometheusDemand: st.one_of(
+        st.builds(
+            PrometheusDemand,
+            terms=st.just((DemandQuery("sum(gpus)"), ServerLoad(InferenceServer.KSERVE))),
+            stale_after_s=_POSITIVE_S,
+        ),
+        st.builds(PrometheusDemand, stale_after_s=_POSITIVE_S, requests=st.tuples(_model_requests())),
     ),
 }
 _PLAIN: dict[Any, SearchStrategy[Any]] = {

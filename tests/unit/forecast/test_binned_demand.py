@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from scheduler.domain.fleet import DemandReading
+from scheduler.domain.reading_bins import bin_readings
 from scheduler.forecast.binned_demand import DemandWindow
 from tests.unit.forecast.demands import DAY_S, HOUR_S, bin_values, make_days
 
@@ -80,3 +84,28 @@ def test_window_keeps_its_newest_bins() -> None:
     demand = window.read(9 * DAY_S - HOUR_S)
     assert len(demand) == 48
     assert demand.peaks.tolist() == gpus[-48:].tolist()
+
+
+@settings(max_examples=200)
+@given(
+    intervals_s=st.lists(st.sampled_from([0.0, 1.0, 29.5, 30.0, 100.0, 301.0, 700.0, 4_000.0, 90_000.0]), max_size=80),
+    gpus=st.lists(st.floats(0.0, 100.0), min_size=80, max_size=80),
+    start_s=st.sampled_from([0.0, 12.5, 300.0]),
+)
+def test_bins_of_readings_have_the_effect_of_all_readings(
+    intervals_s: list[float], gpus: list[float], start_s: float
+) -> None:
+    times_s = start_s + np.cumsum([0.0, *intervals_s])
+    readings = [DemandReading(at_s, each, each) for at_s, each in zip(times_s.tolist(), gpus, strict=False)]
+    one, other = DemandWindow(100.0, 600), DemandWindow(100.0, 600)
+    for reading in readings:
+        one.observe(reading.at_s, reading.asked_gpus)
+    for each in bin_readings(readings, 100.0):
+        other.observe_bin(each)
+    assert (other.gpus, other.observed_at_s, other.bin_s) == (one.gpus, one.observed_at_s, one.bin_s)
+    for window in (one, other):
+        window.observe(times_s[-1] + 5_000.0, 1.0)  # opens bins, which are known if readings are usually as far apart
+    found, expected = other.read(times_s[-1] + 9_000.0), one.read(times_s[-1] + 9_000.0)
+    assert (found.first_bin, found.step_s) == (expected.first_bin, expected.step_s)
+    for name in ("opens", "peaks", "known"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name))

@@ -20,7 +20,8 @@ from scheduler.domain.demand_source import (
     UnknownDemand,
     UnknownDemandReason,
 )
-from scheduler.domain.fleet import DemandReading, Pool, PoolKind
+from scheduler.domain.fleet import DemandReading, Forecast, Pool, PoolKind
+from scheduler.domain.serving import ModelRate, ReportedRequests, RequestLength
 from scheduler.domain.snapshot import Snapshot
 from scheduler.kubernetes.api_objects import POOL
 from scheduler.kubernetes.client import KubernetesClient
@@ -78,6 +79,32 @@ def test_unchanged_demand_never_becomes_stale(stale_after_s: float) -> None:
         found = compute_readings([pool], {"uid-1": KnownDemand(5.0, NOW_S + second)}, found)
         ((at_s, _),) = readings(found)
         assert NOW_S + second - at_s < stale_after_s / 3
+
+
+def test_requests_of_a_pool_become_loads_which_are_sent_until_they_are_applied() -> None:
+    spec = {
+        "kind": "inference",
+        "nodeSelector": {"role": "serve"},
+        "serving": [{"model": "llama-3-8b", "gpu": "a100-80g", "objective": {"ttft": "1s", "tpot": "50ms"}}],
+        "demand": {"source": "requests", "requests": [{"model": "llama-3-8b", "preset": "vllm"}]},
+    }
+    pool = parse_pool({"metadata": {"name": "serving", "uid": "uid-1"}, "spec": spec})
+    assert pool.demand.prometheus is not None
+    assert pool.demand.kind is DemandSourceKind.REQUESTS
+    requests = ReportedRequests("llama-3-8b", 40.0, lengths=(RequestLength(200, 100),))
+    known = KnownDemand(1.0, NOW_S, (requests,))
+    rate = ModelRate("llama-3-8b", NOW_S, 300.0, 0.95, 90.0)
+    forecast = Forecast(NOW_S, 600.0, (0.5,), (1.0,), "persistence", rates=(rate,))
+    found = compute_readings([pool], {"uid-1": known}, NONE_YET, {"serving": forecast})
+    (command,) = found.commands
+    assert isinstance(command.body, ReportDemand)
+    (load,) = command.body.loads
+    assert load.ahead_replicas > load.replicas
+    assert found.conditions == {"uid-1": (Condition("DemandKnown", True, "Read"),)}
+    scaled = DemandReading(NOW_S, 64.0, float(load.ahead_replicas), loads=command.body.loads)
+    for reading, sent in ((scaled, 0), (replace(scaled, loads=()), 1)):
+        snapshot = replace(Snapshot(), demand={"serving": reading})
+        assert len(with_demand(SpecCommands(), found, snapshot).commands) == sent
 
 
 def read_until_filled(sources: DemandSources) -> list[PoolReadings]:

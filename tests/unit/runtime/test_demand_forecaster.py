@@ -13,6 +13,7 @@ from scheduler.domain.commands import ForecastMade
 from scheduler.domain.fleet import DemandReading, Forecast
 from scheduler.domain.known_events import KnownEvent
 from scheduler.domain.lending_policy import LendingPolicy
+from scheduler.domain.reading_bins import ReadingBin
 from scheduler.domain.replica_advice import ReplicaAdvice
 from scheduler.domain.serving import ServedModel, SizingMode, SizingPolicy, name_rate_series
 from scheduler.domain.snapshot import Snapshot
@@ -32,6 +33,7 @@ class RecordingForecaster:
     """Forecaster that records its calls, and whose fits are due at each call."""
 
     equations: tuple[NormalEquations, ...] = ()
+    step_s = 1e-3
 
     def __init__(self) -> None:
         self.heard: list[tuple[float, float]] = []
@@ -40,6 +42,9 @@ class RecordingForecaster:
 
     def observe(self, time_s: float, gpus: float) -> None:
         self.heard.append((time_s, gpus))
+
+    def observe_bin(self, readings: ReadingBin) -> None:
+        self.heard.append((readings.last_at_s, readings.last_gpus))
 
     def forecast(self, now_s: float, horizon_s: float, *, quantiles: tuple[float, ...]) -> Forecast:
         return Forecast(now_s, horizon_s, quantiles, (float(len(self.heard)),) * len(quantiles), "listener")

@@ -11,6 +11,7 @@ import { lacksRole, whoAmI } from "../permissions.js";
 import { poolActions } from "../pool_actions.js";
 import { safetyCharts } from "../safety_charts.js";
 import * as parts from "./pool_parts.js";
+import { servedModels } from "./served_models.js";
 
 const LOANS = 200;
 const RECALLS = 20;
@@ -86,7 +87,7 @@ class PoolPage {
       policy: frame.section("Lending policy", pool.lending, () => parts.policyFacts(pool.lending)),
       calendar: frame.section("Calendar", pool.lending, () => parts.calendar(pool.lending)),
       source: frame.section("Demand source", [pool.demand_source, pool.demand], () => parts.sourceFacts(pool)),
-      serving: frame.section("Served models", pool.serving, () => parts.servedModels(pool.serving)),
+      serving: frame.section("Served models", pool.serving, () => servedModels(pool.serving)),
       recalls: frame.section("Recalls", recalls, () => parts.recallTable(recalls)),
       size: frame.section("Size", pool, () => parts.sizeFacts(pool)),
     };

@@ -174,34 +174,15 @@ export function sourceFacts({ demand_source: source, demand }) {
   if (!source) {
     return [newest, el("p", { class: "small muted" }, "Demand is reported to the API: no source is polled.")];
   }
-  const query = (each, at) => el("details", { open: source.queries.length === 1 },
-    el("summary", {}, `Query ${at + 1}: ${each.preset ?? each.unit ?? "PromQL"}`),
+  const queries = [...source.queries, ...source.requests ?? []];
+  const title = (each, at) => each.model ? `Requests for ${each.model}: ${each.preset ?? "PromQL"}`
+    : `Query ${at + 1}: ${each.preset ?? each.unit ?? "PromQL"}`;
+  const query = (each, at) => el("details", { open: queries.length === 1 },
+    el("summary", {}, title(each, at)),
     facts(Object.entries(each).map(([name, value]) =>
       [words(name.replaceAll("_", " ")), el("code", {}, typeof value === "string" ? value : JSON.stringify(value))])));
-  return [newest, source.queries.map(query),
+  return [newest, queries.map(query),
     el("p", { class: "small muted" }, `Readings are stale after ${duration(source.stale_after_s)}.`)];
-}
-
-/** Served models with their load, objective and sizing. Null if none are declared. */
-export function servedModels(models) {
-  if (!models.length) return null;
-  const bound = (value) => duration(value);
-  const row = ({ model, gpu, gpus_per_replica: size, ttft_s, tpot_s, percentile, sizing, load, advice }) => [
-    model,
-    `${size} × ${gpu}`,
-    load ? `${figure(load.rate_per_s)}/s` : "–",
-    load ? `${count(load.replicas)} (${gpus(load.gpus)})` : "–",
-    load ? `${bound(load.ttft_s)} of ${bound(ttft_s)}` : bound(ttft_s),
-    load ? `${bound(load.tpot_s)} of ${bound(tpot_s)}` : bound(tpot_s),
-    percent(percentile),
-    load ? percent(load.utilization) : "–",
-    load ? load.binding.replace("_", " ") : "–",
-    sizing,
-    advice ? `${plural(advice.replicas, "replica")}, ${gpus(advice.gpus)}` : "–",
-  ];
-  const columns = [["Model"], ["Replica"], ["Requests", true], ["Replicas needed", true], ["First token", true],
-    ["Per token", true], ["Percentile", true], ["Utilization", true], ["Binding limit"], ["Sizing"], ["Proposed"]];
-  return table("Served models with load and sizing", columns, models.map(row));
 }
 
 /** Receipts of recalls, newest first. */

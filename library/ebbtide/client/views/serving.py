@@ -52,10 +52,26 @@ class DemandQueryView(TypedDict):
     unit: NotRequired[str]
 
 
+class RequestQueryView(TypedDict):
+    """The requests for a model of the pool. Fields that are not set are left out."""
+
+    burstiness: float
+    correlation: float
+    model: str
+    output_lengths: NotRequired[str]
+    preset: NotRequired[str]
+    prompt_lengths: NotRequired[str]
+    rate: NotRequired[str]
+    replicas: NotRequired[str]
+    selector: NotRequired[dict[str, str]]
+    window: NotRequired[float]
+
+
 class DemandSourceView(TypedDict):
     """Queries that the service polls for the demand of a pool."""
 
     queries: list[DemandQueryView]
+    requests: NotRequired[list[RequestQueryView]]
     stale_after_s: float
 
 
@@ -151,6 +167,15 @@ class ReplicaAdviceView(TypedDict):
     since_s: float
 
 
+class LengthSummaryView(TypedDict):
+    """Lengths of requests in tokens."""
+
+    output_mean: float
+    output_p95: float
+    prompt_mean: float
+    prompt_p95: float
+
+
 class ModelLoadView(TypedDict):
     """Requests for a model at the latest reading, and the replicas that meet its objective."""
 
@@ -159,6 +184,7 @@ class ModelLoadView(TypedDict):
     binding: str
     burstiness: float
     gpus: int
+    lengths: LengthSummaryView | None
     rate_per_s: float
     replicas: int
     tpot_s: float
