@@ -143,7 +143,7 @@ class _RecallTracker:
             loan_id=loan.id,
             node=node.name,
             pool=loan.pool,
-            gpus=node.gpus,
+            gpus=loan.count_gpus(node),
             code=decision.reason.code,
             detail=decision.reason.detail,
             asked_at_s=self._now_s,

@@ -21,7 +21,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.cycle import SchedulingCycle
 from scheduler.scheduling.policies import recall_search
 from scheduler.scheduling.policies.recall_cost import RecallCost
-from scheduler.scheduling.policies.recall_selection import build_recall_cost, least_preemption_cost
+from scheduler.scheduling.policies.recall_selection import RecallNeed, build_recall_cost, least_preemption_cost
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.stages.evacuation import evacuate_nodes
@@ -119,7 +119,7 @@ def test_selection_is_optimal_for_up_to_12_lent_nodes(crowded: bool) -> None:
     for _ in range(500):
         lent = random.randint(2, 12)
         snapshot, count = a_lent_fleet(random, lent, crowded=crowded), random.randint(1, lent - 1)
-        names = least_preemption_cost(snapshot, "inference", count, SETTINGS)
+        names = least_preemption_cost(snapshot, "inference", RecallNeed(count), SETTINGS)
         assert len(set(names)) == count
         unused = [name for name in snapshot.loans if not is_usable(snapshot, name)]
         lost_gpu_s, more = build_cost_function(snapshot), max(0, count - len(unused))
