@@ -122,6 +122,11 @@ def find_lendable_gpus_problem(indices: Sequence[int], gpus: int) -> str:
     return f"1 to {gpus - 1} different GPU indices of 0 to {gpus - 1}, ascending; an empty list lends the whole node"
 
 
+def list_last_gpus(gpus: int, count: int) -> tuple[int, ...]:
+    """Return the indices of the last `count` of `gpus` GPUs."""
+    return tuple(range(gpus - count, gpus))
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A host with `gpus` GPUs of one model. `pool` is the pool that owns it, lent or not.

@@ -340,8 +340,7 @@ class SnapshotIndex:
             for names in (self.must_vacate, self.held_without_loan, self.outdated_loans, self.overused_loans):
                 names.discard(name)
             return
-        is_unrecalled = loan is not None and loan.is_unrecalled
-        _set_membership(self.outdated_loans, name, is_unrecalled and loan.indices != node.lendable_gpus)
+        _set_membership(self.outdated_loans, name, _is_outdated(node, loan))
         _set_membership(self.overused_loans, name, _is_overused(node, loan))
         _set_membership(self.must_vacate, name, held is not None and must_vacate(node, self.pools, loan))
         is_foreign = self.pools[node.pool].kind is PoolKind.INFERENCE and not _is_lent(loan)
@@ -398,6 +397,11 @@ def must_vacate(node: Node, pools: Mapping[str, Pool], loan: Loan | None) -> boo
 
 def _is_lent(loan: Loan | None) -> bool:
     return loan is not None and loan.is_lent
+
+
+def _is_outdated(node: Node, loan: Loan | None) -> bool:
+    """Return whether the node is lent, and a loan of it would take other GPUs now."""
+    return loan is not None and loan.is_unrecalled and loan.indices != node.lendable_gpus
 
 
 def _is_overused(node: Node, loan: Loan | None) -> bool:

@@ -16,18 +16,19 @@ _NO_REPLICAS = StandbyFacts(StandbyPhase.ABSENT, "replicas sleep on Kubernetes o
 def place_inference(desired: Snapshot, *, down: Collection[str]) -> dict[str, NodeFacts]:
     """Return all nodes of `desired` with the GPUs that inference occupies.
 
-    Demand fills nodes that are up and not lent, in name order, so that the last ones become idle first. Excess demand
-    is dropped. An offered node is free of inference at once. Pools with a standby lend nothing, because no replica is
-    observed that could sleep.
+    Demand fills the GPUs of nodes that are up and not lent, in name order, so that the last ones become idle first.
+    Excess demand is dropped. Offered GPUs are free of inference at once. Pools with a standby lend nothing, because no
+    replica is observed that could sleep.
     """
     remaining = {pool: math.ceil(reading.gpus) for pool, reading in desired.demand.items()}
     facts = {}
     for name, node in sorted(desired.nodes.items()):
-        loan = desired.loans.get(name)
-        serves_inference = desired.pools[node.pool].kind is PoolKind.INFERENCE and not (
-            loan is not None and loan.is_in_effect
-        )
-        used = min(node.gpus, remaining.get(node.pool, 0)) if serves_inference and name not in down else 0
+        loan, room = desired.loans.get(name), node.gpus
+        if desired.pools[node.pool].kind is not PoolKind.INFERENCE or name in down:
+            room = 0
+        elif loan is not None and loan.is_in_effect:
+            room = loan.count_kept_gpus(node)
+        used = min(room, remaining.get(node.pool, 0))
         remaining[node.pool] = remaining.get(node.pool, 0) - used
         standby = _NO_REPLICAS if desired.pools[node.pool].lending.standby is not None else None
         facts[name] = NodeFacts(up=name not in down, inference_gpus=used, standby=standby)
