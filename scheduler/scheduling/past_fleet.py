@@ -20,7 +20,7 @@ PENDING_JOBS_MAX = 200
 
 
 class PastNode(NamedTuple):
-    """A node with its GPU model, and the numbers of GPUs that jobs held and that inference used."""
+    """A node with its GPU model, and the numbers of GPUs that jobs held, that inference used and that were lent."""
 
     name: str
     pool: str
@@ -29,6 +29,7 @@ class PastNode(NamedTuple):
     gpus: int
     held: int
     inference: int
+    lent: int = 0
 
 
 class PastJob(NamedTuple):
@@ -120,8 +121,9 @@ def decode_past_fleet(body: bytes) -> PastFleet:
 def _capture_nodes(snapshot: Snapshot, holders: Mapping[str, Mapping[int, str]]) -> Iterable[PastNode]:
     for name, node in sorted(snapshot.nodes.items()):
         held = len(holders.get(name, ()))
-        use = find_node_use(node, snapshot, held)
-        yield PastNode(name, node.pool, node.gpu, use, node.gpus, held, node.inference_gpus)
+        use, loan = find_node_use(node, snapshot, held), snapshot.loans.get(name)
+        lent = loan.count_gpus(node) if loan is not None and loan.is_lent else 0
+        yield PastNode(name, node.pool, node.gpu, use, node.gpus, held, node.inference_gpus, lent)
 
 
 def _capture_job(job: Job) -> PastJob:
