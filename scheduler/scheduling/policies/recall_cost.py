@@ -134,7 +134,7 @@ class RecallCost:
         Args:
             sizes: GPUs that each of `nodes` frees.
         """
-        sets = _list_covers(tuple(sizes), need) if sizes else _subsets(len(nodes), need)
+        sets = _list_covers(tuple(sizes), need) if sizes else _subsets(len(nodes), max(0, need))
         column = dict[int, int]()
         for number in sorted({number for node in nodes for number, _ in self.jobs_on_node[node]}):
             column[number] = len(column)

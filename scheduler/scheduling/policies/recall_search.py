@@ -81,6 +81,10 @@ class _Search:
             self.bound_gpu_s += shares[node] * min(1.0, missing / self._measure([node]))
             self.first.add(node)
             missing -= self._measure([node])
+        for node in sorted(self.first, key=lambda node: -self._measure([node])) if missing < 0 else ():
+            if missing + self._measure([node]) <= 0:  # the others meet the need
+                self.first.discard(node)
+                missing += self._measure([node])
         self._costs: dict[int, dict[int, float]] = {}  # by job: its cost by how many GPUs it loses
         self._bundles: list[Bundle] = []
         self._bundles_of: defaultdict[int, list[int]] = defaultdict(list)  # by node
