@@ -31,7 +31,7 @@ function contents(node) {
     ["GPUs", `${node.gpus} × ${node.gpu}, ${bytes(node.gpu_memory_bytes)} each`],
     ["State", node.draining ? "draining" : node.cordoned ? "cordoned (unschedulable)" : node.state],
     ["Inference", node.inference_gpus ? gpus(node.inference_gpus) : "none"],
-    ["Loan", loan && el("span", {}, badge(loan.state), ` ${loanGpus(loan)}, since `, when(loan.state_since_s))],
+    ["Loan", loan && el("span", {}, badge(loan.state), `, ${loanGpus(loan)}, since `, when(loan.state_since_s))],
     ["Return by", loan?.return_by_s && due(loan.return_by_s)],
     ["Standby replicas", standby && describeStandby(standby)],
   ]);

@@ -150,7 +150,7 @@ function stateFacts(node, pool) {
       ["State", badge(node.state === "up" ? "inference" : "down", node.state)],
       ["Scheduling", node.draining ? "draining: its jobs move away" : node.cordoned ? "cordoned" : schedulable],
       ["Lendable", pool.kind === "inference" && lendable],
-      ["Loan", loan && el("span", {}, badge(loan.state), ` ${loanGpus(loan)}, since `, when(loan.state_since_s))],
+      ["Loan", loan && el("span", {}, badge(loan.state), `, ${loanGpus(loan)}, since `, when(loan.state_since_s))],
       ["Offered", loan?.state === "proposed" && due(loan.offered_at_s)],
       ["Return by", loan?.return_by_s && due(loan.return_by_s)],
     ]),
