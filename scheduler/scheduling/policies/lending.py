@@ -9,6 +9,7 @@ from math import floor
 
 from scheduler.domain.decisions import Reason, ReasonCode
 from scheduler.domain.fleet import DemandReading, Loan, NodeState, Pool, get_shortages
+from scheduler.domain.gpu_sets import format_gpu_count
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.blackouts import is_in_blackout
@@ -170,7 +171,7 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
     lendable = "1 node" if found.nodes == 1 else f"{found.nodes} nodes"
     if found.has_partial_nodes:
         numbers["lendable_gpus"] = float(found.gpus)
-        lendable = f"{found.gpus} GPUs, on at most {lendable}"
+        lendable = f"{format_gpu_count(found.gpus)}, on at most {lendable}"
     detail = (
         f"{pool.name} uses {observed:.2f} of {found.capacity_gpus} GPUs and needs at most "
         f"{found.needed_gpus:.2f} within {found.horizon_s:.0f} s: it can lend {lendable}"

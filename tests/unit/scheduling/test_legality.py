@@ -45,8 +45,8 @@ NOW_S = 100.0
 def world() -> Snapshot:
     """t0: running jobs on 0-1 and 6. t1: down, with a job on 7. h0: another model. i0: lent. i1: recalled, used.
 
-    i2: not lent. i3: GPUs 4-7 are lent. Limit: 5. Pool notice: n0 not lent, n1 proposed, n2 proposed with its notice over, n3 vetoed. Pool
-    shadow, in shadow mode: s0.
+    i2: not lent. i3: GPUs 4-7 are lent. Limit: 5. Pool notice: n0 not lent, n1 proposed, n2 proposed with its notice
+    over, n3 vetoed. Pool shadow, in shadow mode: s0.
     """
     pools, nodes = a_fleet(training=2, inference=4)
     for pool, lending in (
