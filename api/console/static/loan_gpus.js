@@ -47,7 +47,8 @@ export function loanGpus(loan) {
 /**
  * Returns the use of the GPUs of a node that no job holds, by index: lent, inference, free, or unknown where inference
  * or others use some of them. Inference reports how many GPUs it uses, but not which.
- * @param {{gpus: number, inference_gpus: number, other_gpus: number, loan: {state: string, indices: number[]} | null}} node
+ * @param {{gpus: number, inference_gpus: number, other_gpus: number,
+ *   loan: {state: string, indices: number[]} | null}} node
  * @param {Set<number>} held indices that jobs hold
  * @returns {Map<number, "lent" | "inference" | "free" | "unknown">}
  */
