@@ -140,9 +140,10 @@ function jobLink(id) {
 function stateFacts(node, pool) {
   const { loan } = node;
   const schedulable = node.serves_training ? "jobs can start on it" : "no job can start on it now";
-  const part = node.lendable_gpus.length
-    ? `${count(node.lendable_gpus.length)} of ${gpus(node.gpus)}: ${formatIndices(node.lendable_gpus)}` : "the whole node";
-  const lendable = node.lendable ? part : "no, excluded by an admin";
+  const { lendable_gpus: indices } = node;
+  const part = `${count(indices.length)} of ${gpus(node.gpus)}: ${formatIndices(indices)}`;
+  const whole = indices.length ? part : "the whole node";
+  const lendable = node.lendable ? whole : "no, excluded by an admin";
   return [
     node.quarantine && el("p", { class: "note warn" }, `Quarantined: ${node.quarantine}`),
     facts([
