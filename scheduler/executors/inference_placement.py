@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from scheduler.domain.fleet import PoolKind
+from scheduler.domain.fleet import Node, PoolKind
 from scheduler.domain.observation import NodeFacts, StandbyFacts
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.standby import StandbyPhase
@@ -17,19 +17,29 @@ def place_inference(desired: Snapshot, *, down: Collection[str]) -> dict[str, No
     """Return all nodes of `desired` with the GPUs that inference occupies.
 
     Demand fills the GPUs of nodes that are up and not lent, in name order, so that the last ones become idle first.
-    Excess demand is dropped. Offered GPUs are free of inference at once. Pools with a standby lend nothing, because no
-    replica is observed that could sleep.
+    GPUs that a partial loan would take come after all others. Excess demand is dropped. Offered GPUs are free of
+    inference at once. Pools with a standby lend nothing, because no replica is observed that could sleep.
     """
     remaining = {pool: math.ceil(reading.gpus) for pool, reading in desired.demand.items()}
+    room = {name: 0 if name in down else _count_room(desired, node) for name, node in sorted(desired.nodes.items())}
+    used = dict.fromkeys(room, 0)
+    for fills_parts in (False, True):
+        for name, gpus in room.items():
+            node = desired.nodes[name]
+            most = gpus if fills_parts or not node.lendable_gpus else min(gpus, node.gpus - node.loan_gpus)
+            added = max(0, min(most - used[name], remaining.get(node.pool, 0)))
+            used[name] += added
+            remaining[node.pool] = remaining.get(node.pool, 0) - added
     facts = {}
-    for name, node in sorted(desired.nodes.items()):
-        loan, room = desired.loans.get(name), node.gpus
-        if desired.pools[node.pool].kind is not PoolKind.INFERENCE or name in down:
-            room = 0
-        elif loan is not None and loan.is_in_effect:
-            room = loan.count_kept_gpus(node)
-        used = min(room, remaining.get(node.pool, 0))
-        remaining[node.pool] = remaining.get(node.pool, 0) - used
-        standby = _NO_REPLICAS if desired.pools[node.pool].lending.standby is not None else None
-        facts[name] = NodeFacts(up=name not in down, inference_gpus=used, standby=standby)
+    for name, gpus in used.items():
+        standby = desired.pools[desired.nodes[name].pool].lending.standby
+        facts[name] = NodeFacts(name not in down, gpus, standby=None if standby is None else _NO_REPLICAS)
     return facts
+
+
+def _count_room(desired: Snapshot, node: Node) -> int:
+    """Return the GPUs of a node that inference can use: none of training's, and none that are offered or lent."""
+    if desired.pools[node.pool].kind is not PoolKind.INFERENCE:
+        return 0
+    loan = desired.loans.get(node.name)
+    return node.gpus if loan is None or not loan.is_in_effect else loan.count_kept_gpus(node)

@@ -1,7 +1,8 @@
 """SimulatedNodes: nodes of a simulated cluster, and the inference pods on them.
 
 One pod has one GPU. Pods stay where they are: demand that grows starts pods on the first nodes with free GPUs, and
-demand that falls ends pods that still start, then those on the last nodes. So the last nodes become idle first.
+demand that falls ends pods that still start, then those on the last nodes. So the last nodes become idle first. GPUs
+that a loan of a part of a node takes are used last and left first.
 """
 
 from __future__ import annotations
@@ -169,14 +170,23 @@ class SimulatedNodes:
         missing = math.ceil(state.demand) - sum(self._pods[node.name] for node in state.nodes)
         if missing < 0:
             self._end_pods(state, -missing)
-        for node in state.nodes if missing > 0 else ():
-            added = max(0, min(missing, self._count_room(node) - self._pods[node.name]))
+        for node, most in self._list_rooms(state) if missing > 0 else ():
+            added = max(0, min(missing, most - self._pods[node.name]))
             for gpus, ready_s in self._split_by_start(node, added, now_s, start_s):
                 if gpus and ready_s > now_s:
                     state.starting.append(_PodGroup(node.name, gpus, ready_s))
             self._pods[node.name] += added
             missing -= added
         self._record(pool, now_s)
+
+    def _list_rooms(self, state: _InferencePool) -> Iterator[tuple[Node, int]]:
+        """Yield nodes with the pods that they can have, in order. GPUs that a partial loan takes come last."""
+        partial = [node for node in state.nodes if node.lendable_gpus]
+        for node in state.nodes:
+            room = self._count_room(node)
+            yield node, min(room, node.gpus - node.loan_gpus) if node.lendable_gpus else room
+        for node in partial:
+            yield node, self._count_room(node)
 
     def _count_room(self, node: Node) -> int:
         """Return the GPUs of the node that pods can use, those that they use included."""
@@ -203,8 +213,9 @@ class SimulatedNodes:
             self._pods[group.node] -= ended
             gpus -= ended
         state.starting = [group for group in state.starting if group.gpus]
-        for node in reversed(state.nodes):
-            ended = min(gpus, self._pods[node.name])
+        partial = [(node, node.gpus - node.loan_gpus) for node in state.nodes if node.lendable_gpus]
+        for node, kept in reversed([*((node, 0) for node in state.nodes), *partial]):
+            ended = max(0, min(gpus, self._pods[node.name] - kept))
             self._pods[node.name] -= ended
             gpus -= ended
 
