@@ -16,20 +16,22 @@ _NO_REPLICAS = StandbyFacts(StandbyPhase.ABSENT, "replicas sleep on Kubernetes o
 def place_inference(desired: Snapshot, *, down: Collection[str]) -> dict[str, NodeFacts]:
     """Return all nodes of `desired` with the GPUs that inference occupies.
 
-    Demand fills the GPUs of nodes that are up and not lent, in name order, so that the last ones become idle first.
-    GPUs that a partial loan would take come after all others. Excess demand is dropped. Offered GPUs are free of
-    inference at once. Pools with a standby lend nothing, because no replica is observed that could sleep.
+    Demand fills nodes that are up and not lent, in name order, so that the last ones become idle first. Of nodes that
+    are lent in part, the GPUs that no loan takes come first, and the others last. Excess demand is dropped. Offered
+    GPUs are free of inference at once. Pools with a standby lend nothing, because no replica is observed that could
+    sleep.
     """
     remaining = {pool: math.ceil(reading.gpus) for pool, reading in desired.demand.items()}
     room = {name: 0 if name in down else _count_room(desired, node) for name, node in sorted(desired.nodes.items())}
     used = dict.fromkeys(room, 0)
-    for fills_parts in (False, True):
-        for name, gpus in room.items():
-            node = desired.nodes[name]
-            most = gpus if fills_parts or not node.lendable_gpus else min(gpus, node.gpus - node.loan_gpus)
-            added = max(0, min(most - used[name], remaining.get(node.pool, 0)))
-            used[name] += added
-            remaining[node.pool] = remaining.get(node.pool, 0) - added
+    nodes = [desired.nodes[name] for name in room]
+    partial = [node for node in nodes if node.lendable_gpus]
+    kept = [(node, min(room[node.name], node.gpus - node.loan_gpus)) for node in partial]
+    whole = [(node, room[node.name]) for node in nodes if not node.lendable_gpus]
+    for node, most in (*kept, *whole, *((node, room[node.name]) for node in partial)):
+        added = max(0, min(most - used[node.name], remaining.get(node.pool, 0)))
+        used[node.name] += added
+        remaining[node.pool] = remaining.get(node.pool, 0) - added
     facts = {}
     for name, gpus in used.items():
         standby = desired.pools[desired.nodes[name].pool].lending.standby

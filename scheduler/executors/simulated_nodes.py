@@ -1,14 +1,14 @@
 """SimulatedNodes: nodes of a simulated cluster, and the inference pods on them.
 
 One pod has one GPU. Pods stay where they are: demand that grows starts pods on the first nodes with free GPUs, and
-demand that falls ends pods that still start, then those on the last nodes. So the last nodes become idle first. GPUs
-that a loan of a part of a node takes are used last and left first.
+demand that falls ends pods that still start, then those on the last nodes. So the last nodes become idle first. Of
+nodes that are lent in part, the GPUs that stay with inference are used first, and those that a loan takes last.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -180,13 +180,9 @@ class SimulatedNodes:
         self._record(pool, now_s)
 
     def _list_rooms(self, state: _InferencePool) -> Iterator[tuple[Node, int]]:
-        """Yield nodes with the pods that they can have, in order. GPUs that a partial loan takes come last."""
-        partial = [node for node in state.nodes if node.lendable_gpus]
-        for node in state.nodes:
-            room = self._count_room(node)
-            yield node, min(room, node.gpus - node.loan_gpus) if node.lendable_gpus else room
-        for node in partial:
-            yield node, self._count_room(node)
+        """Yield nodes with the pods that they can have, in the order of use."""
+        for node, most in _order_by_use(state.nodes):
+            yield node, min(most, self._count_room(node))
 
     def _count_room(self, node: Node) -> int:
         """Return the GPUs of the node that pods can use, those that they use included."""
@@ -213,9 +209,9 @@ class SimulatedNodes:
             self._pods[group.node] -= ended
             gpus -= ended
         state.starting = [group for group in state.starting if group.gpus]
-        partial = [(node, node.gpus - node.loan_gpus) for node in state.nodes if node.lendable_gpus]
-        for node, kept in reversed([*((node, 0) for node in state.nodes), *partial]):
-            ended = max(0, min(gpus, self._pods[node.name] - kept))
+        for node, most in reversed(_order_by_use(state.nodes)):
+            left = node.gpus - node.loan_gpus if most == node.gpus and node.lendable_gpus else 0
+            ended = max(0, min(gpus, self._pods[node.name] - left))
             self._pods[node.name] -= ended
             gpus -= ended
 
@@ -235,3 +231,13 @@ class SimulatedNodes:
         unserved = max(0.0, min(state.demand, capacity) - pods)
         if unserved != (state.unserved[-1][1] if state.unserved else 0.0):
             state.unserved.append((at_s, unserved))
+
+
+def _order_by_use(nodes: Sequence[Node]) -> list[tuple[Node, int]]:
+    """Return nodes with a number of pods, in the order in which pods fill them up to it.
+
+    GPUs that no loan takes come first, then whole nodes, then the parts of nodes that a loan takes.
+    """
+    partial = [node for node in nodes if node.lendable_gpus]
+    whole = [(node, node.gpus) for node in nodes if not node.lendable_gpus]
+    return [*((node, node.gpus - node.loan_gpus) for node in partial), *whole, *((node, node.gpus) for node in partial)]

@@ -67,11 +67,11 @@ def test_pods_of_a_partly_lent_node_stay_and_use_the_rest() -> None:
     assert world.unserved(400.0) == [(300.0, 2.0)], "GPUs 2 and 3 of i1 are away"
 
 
-def test_gpus_that_a_partial_loan_takes_are_used_last_and_left_first() -> None:
-    nodes = [replace(node, lendable_gpus=(1, 2, 3)) if node.name == "i0" else node for node in NODES.values()]
+def test_gpus_that_a_partial_loan_takes_are_used_last_and_others_of_its_node_first() -> None:
+    nodes = [replace(node, lendable_gpus=(1, 2, 3)) if node.name == "i2" else node for node in NODES.values()]
     world = World()
     world.nodes = SimulatedNodes(nodes, drain_s=DRAIN_S)
-    for gpus, pods in ((8.0, [1, 4, 3]), (11.0, [3, 4, 4]), (9.0, [1, 4, 4]), (4.0, [1, 3, 0])):
+    for gpus, pods in ((8.0, [4, 3, 1]), (11.0, [4, 4, 3]), (9.0, [4, 4, 1]), (4.0, [3, 0, 1]), (0.0, [0, 0, 0])):
         world.demand(0.0, gpus)
         assert world.pods() == pods
 
