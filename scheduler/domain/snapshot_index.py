@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from scheduler.domain.fleet import (
+    LENT_STATES,
+    UNRECALLED_LOAN_STATES,
     Loan,
     LoanState,
     Node,
@@ -220,13 +222,16 @@ class SnapshotIndex:
         self.fleet_version = object()  # results in `fit_cache` for the whole fleet are outdated
         loan, host = self.loans.get(node), self.nodes.get(node)
         for each, sign in ((before, -1), (loan, 1)):
-            if each is not None:
-                gpus, is_unrecalled = 0 if host is None else sign * each.count_gpus(host), each.is_unrecalled
-                _add_count(self.lent_gpus, each.pool, gpus * each.is_lent)
-                _add_count(self.unrecalled_loan_counts, each.pool, sign * is_unrecalled)
-                _add_count(self.unrecalled_loan_gpus, each.pool, gpus * is_unrecalled)
-                _add_count(self.live_loan_counts, each.pool, sign * each.is_live)
-                _add_count(self.live_loan_gpus, each.pool, gpus * each.is_live)
+            if each is None or not each.is_live:
+                continue
+            gpus, state = 0 if host is None else sign * each.count_gpus(host), each.state
+            _add_count(self.live_loan_counts, each.pool, sign)
+            _add_count(self.live_loan_gpus, each.pool, gpus)
+            if state in LENT_STATES:
+                _add_count(self.lent_gpus, each.pool, gpus)
+            if state in UNRECALLED_LOAN_STATES:
+                _add_count(self.unrecalled_loan_counts, each.pool, sign)
+                _add_count(self.unrecalled_loan_gpus, each.pool, gpus)
         _set_membership(self.offered, node, loan is not None and loan.state is LoanState.OFFERED)
         _set_membership(self.recalled, node, loan is not None and loan.state is LoanState.RECALLED)
         _set_membership(self.proposed, node, loan is not None and loan.state is LoanState.PROPOSED)
@@ -340,8 +345,9 @@ class SnapshotIndex:
             for names in (self.must_vacate, self.held_without_loan, self.outdated_loans, self.overused_loans):
                 names.discard(name)
             return
-        _set_membership(self.outdated_loans, name, _is_outdated(node, loan))
-        _set_membership(self.overused_loans, name, _is_overused(node, loan))
+        current = loan if loan is not None and loan.state in UNRECALLED_LOAN_STATES else None
+        _set_membership(self.outdated_loans, name, current is not None and current.indices != node.lendable_gpus)
+        _set_membership(self.overused_loans, name, current is not None and _is_overused(node, current))
         _set_membership(self.must_vacate, name, held is not None and must_vacate(node, self.pools, loan))
         is_foreign = self.pools[node.pool].kind is PoolKind.INFERENCE and not _is_lent(loan)
         _set_membership(self.held_without_loan, name, held is not None and is_foreign)
@@ -399,16 +405,9 @@ def _is_lent(loan: Loan | None) -> bool:
     return loan is not None and loan.is_lent
 
 
-def _is_outdated(node: Node, loan: Loan | None) -> bool:
-    """Return whether the node is lent, and a loan of it would take other GPUs now."""
-    return loan is not None and loan.is_unrecalled and loan.indices != node.lendable_gpus
-
-
-def _is_overused(node: Node, loan: Loan | None) -> bool:
+def _is_overused(node: Node, loan: Loan) -> bool:
     """Return whether inference uses more GPUs of a partially lent node than the loan leaves to it."""
-    if loan is None or not loan.is_partial or not loan.is_unrecalled:
-        return False
-    return node.inference_gpus > loan.count_kept_gpus(node)
+    return loan.is_partial and node.inference_gpus > loan.count_kept_gpus(node)
 
 
 def _find_changed_keys(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:

@@ -89,7 +89,7 @@ class LoanSupply:
             if is_lendable(node, self._cycle.now_s):
                 nodes.setdefault(node.pool, []).append(node)
         for each in nodes.values():
-            each.sort(key=lambda node: (node.displaced_gpus, bool(node.lendable_gpus), node.name))
+            each.sort(key=_rank_supply)
         return nodes
 
 
@@ -101,4 +101,12 @@ def is_lendable(node: Node, now_s: float) -> bool:
     """
     if node.state is not NodeState.UP or not node.lendable or node.cordoned or now_s < node.vetoed_until_s:
         return False
-    return not (node.lendable_gpus and node.displaced_gpus) and not node.find_standby_obstacle(now_s)
+    if node.lendable_gpus and node.displaced_gpus:
+        return False
+    return node.standby is None or not node.find_standby_obstacle(now_s)
+
+
+def _rank_supply(node: Node) -> tuple[int, bool, str]:
+    if not node.lendable_gpus:  # fast, because a pass ranks all nodes
+        return node.inference_gpus, False, node.name
+    return node.displaced_gpus, True, node.name
