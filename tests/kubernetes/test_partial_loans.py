@@ -61,7 +61,7 @@ def lend_part(site: Operated) -> Loan:
     return loan
 
 
-def test_part_of_a_node_is_lent_beside_a_serving_pod(site: Operated) -> None:
+def test_part_of_a_node_is_lent_while_a_pod_serves_on_it(site: Operated) -> None:
     serving = add_replica(site, "llm-0", 4, bound=True)
     loan = lend_part(site)
     assert (loan.state, loan.gpus, loan.indices) == (LoanState.ACTIVE, 4, (4, 5, 6, 7))
