@@ -217,6 +217,7 @@ def get_past_fleet(
                 "gpus": node.gpus,
                 "held": node.held,
                 "inference": node.inference,
+                "lent": node.lent,
             }
             for node in past.nodes
         ],

@@ -25,7 +25,7 @@ from api.identity.principals import Principal
 from api.recalls import RecallReceiptView, TimeParameter, receipt_view
 from scheduler.documents.document import Document
 from scheduler.domain.commands import VETO_REASON_LENGTH_MAX, PauseLending, RecallAll, ResumeLending, VetoLoan
-from scheduler.domain.fleet import LIVE_LOAN_STATES, Loan, LoanState
+from scheduler.domain.fleet import LIVE_LOAN_STATES, Loan, LoanState, Node
 from scheduler.domain.recall_receipts import RecallReceipt
 from scheduler.domain.snapshot import Snapshot
 from scheduler.store.api_protocol import LoanQuery
@@ -67,6 +67,13 @@ class LoanView(TypedDict):
             )
         ),
     ]
+    gpus: Annotated[int, Field(description="Number of GPUs that it takes. 0: unknown in older records.")]
+    node_gpus: Annotated[
+        int | None, Field(description="Number of GPUs that the host has. Null: the node is no longer in the fleet.")
+    ]
+    indices: Annotated[
+        list[int], Field(description="GPU indices of a loan of a part of the node. Empty: it takes the whole node.")
+    ]
     is_live: Annotated[bool, Field(description="Whether the node is still proposed, offered, lent or being returned.")]
     proposed_at_s: Annotated[
         float | None,
@@ -92,8 +99,9 @@ class SwitchesView(TypedDict):
     ]
 
 
-def loan_view(loan: Loan, receipt: RecallReceipt | None, principal: Principal) -> LoanView:
+def loan_view(loan: Loan, node: Node | None, receipt: RecallReceipt | None, principal: Principal) -> LoanView:
     """Return the loan as the principal may see it. `receipt` is that of its newest recall."""
+    gpus = loan.gpus if node is None or loan.gpus else loan.count_gpus(node)
     return {
         "id": loan.id,
         "node": loan.node,
@@ -104,6 +112,9 @@ def loan_view(loan: Loan, receipt: RecallReceipt | None, principal: Principal) -
         "return_by_s": loan.return_by_s,
         "lent_at_s": loan.lent_at_s,
         "recalled_at_s": loan.recalled_at_s,
+        "gpus": gpus,
+        "node_gpus": None if node is None else node.gpus,
+        "indices": list(loan.indices),
         "is_live": loan.is_live,
         "proposed_at_s": loan.proposed_at_s,
         "receipt": None if receipt is None else receipt_view(receipt, principal),
@@ -159,7 +170,9 @@ def list_loans(
     page = page_of_loans(context.snapshot.loans.values(), context.store, query, cursor=cursor, limit=limit)
     complete = context.store.lending.find_loan_receipts([loan.id for loan in page["items"]])
     receipts = [find_open_receipt(loan, context.snapshot) or complete.get(loan.id) for loan in page["items"]]
-    views = [loan_view(loan, receipt, context.principal) for loan, receipt in zip(page["items"], receipts, strict=True)]
+    nodes, principal = context.snapshot.nodes, context.principal
+    found = zip(page["items"], receipts, strict=True)
+    views = [loan_view(loan, nodes.get(loan.node), receipt, principal) for loan, receipt in found]
     return {"items": views, "next": page["next"]}
 
 
@@ -179,7 +192,8 @@ def veto_loan(loan_id: LoanIdPath, veto: LoanVeto, context: ContextDep) -> LoanV
     if loan is None:
         raise_not_found("loan", loan_id)
     after = context.send(VetoLoan(loan_id, veto.reason))
-    return loan_view(after.snapshot.loans[loan.node], None, context.principal)
+    loan, node = after.snapshot.loans[loan.node], after.snapshot.nodes[loan.node]
+    return loan_view(loan, node, None, context.principal)
 
 
 @router.post("/lending:pause", status_code=202)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Self
 
 from fastapi import Response
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from api.http.conditional_requests import IfMatchHeader, repeated_creation, require_match, set_etag
 from api.http.dependencies import ContextDep, LimitParameter, NodeNamePath, create_router
@@ -18,10 +18,10 @@ from api.plans import gpu_memory_bytes
 from api.pool_views import NodeView, node_view
 from api.state import RequestContext
 from scheduler.documents import fleet
-from scheduler.documents.document import Document, InvalidField
-from scheduler.documents.fleet import NodeDocument
+from scheduler.documents.document import Document, InvalidField, invalid_field
+from scheduler.documents.fleet import LendableGpus, NodeDocument
 from scheduler.domain.commands import AddNode, ChangeNode, CommandBody, CordonNode, RemoveNode, UncordonNode
-from scheduler.domain.fleet import PROCESSOR_SLOTS, Node, PoolKind
+from scheduler.domain.fleet import PROCESSOR_SLOTS, Node, PoolKind, find_lendable_gpus_problem
 from scheduler.domain.machine import has_devices_for, host_declared_nodes
 from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.preconditions import node_etag
@@ -34,9 +34,21 @@ _SHAPE_FIELDS = ("pool", "gpu", "gpus", "gpu_memory_bytes")
 class NodeChange(Document):
     """A change of a node."""
 
-    lendable: Annotated[bool, Field(strict=True)] = Field(
-        description="Whether the node can be lent. A lent node that no longer can is recalled."
+    lendable: Annotated[bool, Field(strict=True)] | None = Field(
+        default=None,
+        description="Whether the node can be lent. A lent node that no longer can is recalled. Null: as before.",
     )
+    lendable_gpus: LendableGpus | None = Field(
+        default=None,
+        description="Indices of the GPUs that a loan takes while inference serves from the others, ascending. Empty: a "
+        "loan takes the whole node. A loan of other GPUs is recalled. Null: as before.",
+    )
+
+    @model_validator(mode="after")
+    def _check_change(self) -> Self:
+        if self.lendable is None and self.lendable_gpus is None:
+            raise invalid_field("lendable", None, "true or false if lendable_gpus is not given; set at least one")
+        return self
 
 
 @router.post("/nodes", status_code=201, responses=repeated_creation(NodeView) | problem_responses(409))
@@ -54,6 +66,9 @@ def add_node(document: NodeDocument, context: ContextDep, response: Response) ->
         )
     if not node.lendable and context.snapshot.pools[node.pool].kind is PoolKind.TRAINING:
         raise_invalid_field("lendable", False, f"true; pool {node.pool} is a training pool and lends nothing")
+    if node.lendable_gpus and context.snapshot.pools[node.pool].kind is PoolKind.TRAINING:
+        given, form = list(node.lendable_gpus), f"empty; pool {node.pool} is a training pool and lends nothing"
+        raise_invalid_field("lendable_gpus", given, form)
     existing = context.snapshot.nodes.get(node.name)
     if existing is not None:
         refuse_other_shape(existing, node)
@@ -107,12 +122,15 @@ def remove_node(name: NodeNamePath, context: ContextDep, if_match: IfMatchHeader
 def change_node(
     name: NodeNamePath, change: NodeChange, context: ContextDep, response: Response, if_match: IfMatchHeader = ""
 ) -> NodeView:
-    """Set whether a node of an inference pool can be lent. A lent node that no longer can is recalled."""
+    """Set whether a node of an inference pool can be lent, and which GPUs a loan takes. Other loans are recalled."""
     node = context.node(name)
     basis = require_match(if_match, node_etag(node), f"node {name}")
     if context.snapshot.pools[node.pool].kind is PoolKind.TRAINING:
         raise_conflict(f"node {name} is in training pool {node.pool}. Only nodes of inference pools can be lent")
-    return _send_command(context, name, ChangeNode(name, change.lendable), response, basis=basis)
+    indices = None if change.lendable_gpus is None else tuple(change.lendable_gpus)
+    if indices is not None and (problem := find_lendable_gpus_problem(indices, node.gpus)):
+        raise_invalid_field("lendable_gpus", list(indices), problem)
+    return _send_command(context, name, ChangeNode(name, change.lendable, indices), response, basis=basis)
 
 
 @router.post("/nodes/{name}:cordon", status_code=202)
@@ -195,3 +213,7 @@ def _refuse_other_lendability(existing: Node, requested: NodeDocument) -> None:
     if "lendable" in requested.model_fields_set and requested.lendable is not existing.lendable:
         field = InvalidField("lendable", requested.lendable, f"{str(existing.lendable).lower()}, as it is now")
         raise_conflict(f"node {existing.name} is registered with another lendable. Change it with PATCH", field)
+    given, known = requested.lendable_gpus, list(existing.lendable_gpus)
+    if "lendable_gpus" in requested.model_fields_set and given != known:
+        field = InvalidField("lendable_gpus", str(given), f"{known}, as it is now")
+        raise_conflict(f"node {existing.name} is registered with other lendable_gpus. Change them with PATCH", field)

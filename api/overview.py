@@ -48,6 +48,7 @@ class NodeSummaryView(TypedDict):
     gpus: Annotated[int, Field(description="Number of GPUs of this host.")]
     held: Annotated[int, Field(description="Number of GPUs that jobs hold.")]
     inference: Annotated[int, Field(description="Number of GPUs that inference uses.")]
+    lent: Annotated[int, Field(description="Number of GPUs on loan to training: all, or some in a partial loan.")]
 
 
 class PoolSummaryView(TypedDict):
@@ -144,7 +145,7 @@ class OverviewView(TypedDict):
 
 
 def node_summary_view(node: Node, snapshot: Snapshot) -> NodeSummaryView:
-    held = len(snapshot.index.holders.get(node.name, ()))
+    held, loan = len(snapshot.index.holders.get(node.name, ())), snapshot.loans.get(node.name)
     return {
         "name": node.name,
         "pool": node.pool,
@@ -153,6 +154,7 @@ def node_summary_view(node: Node, snapshot: Snapshot) -> NodeSummaryView:
         "gpus": node.gpus,
         "held": held,
         "inference": node.inference_gpus,
+        "lent": loan.count_gpus(node) if loan is not None and loan.is_lent else 0,
     }
 
 

@@ -78,9 +78,15 @@ class PoolExplanationView(TypedDict):
         int, Field(description="Number of nodes that are up, not on loan, and without a replica that can be idle.")
     ]
     lent_nodes: Annotated[int, Field(description="Number of nodes that are offered, lent or being returned.")]
+    lent_gpus: Annotated[int, Field(description="Number of GPUs that are offered, lent or being returned.")]
+    partly_used_nodes: Annotated[
+        int, Field(description="Number of nodes not on loan of which inference uses GPUs that are in `lendable_gpus`.")
+    ]
     proposed_nodes: Annotated[int, Field(description="Number of proposed loans, whose notice has not ended.")]
     lendable_nodes: Annotated[int, Field(description="Number of loans that the pool can bear now.")]
     lasting_nodes: Annotated[int, Field(description="Number that it can bear for the shortest worthwhile loan.")]
+    lendable_gpus: Annotated[int, Field(description="Number of GPUs that loans of the pool may take together now.")]
+    lasting_gpus: Annotated[int, Field(description="Number that they may take for the shortest worthwhile loan.")]
     wanted: Annotated[dict[str, WantedModelView], Field(description="What jobs could use, by GPU model of the pool.")]
     next_full_pass_at_s: Annotated[
         float, Field(description="When new loans are considered next, in seconds since 1970 (UTC).")
@@ -138,9 +144,13 @@ def pool_explanation_view(found: PoolExplanation, snapshot: Snapshot) -> PoolExp
         "vetoed_nodes": found.vetoed_nodes,
         "standby_blocked_nodes": found.standby_blocked_nodes,
         "lent_nodes": found.lent_nodes,
+        "lent_gpus": found.lent_gpus,
+        "partly_used_nodes": found.partly_used_nodes,
         "proposed_nodes": found.proposed_nodes,
         "lendable_nodes": numbers.nodes,
         "lasting_nodes": numbers.lasting_nodes,
+        "lendable_gpus": numbers.gpus,
+        "lasting_gpus": numbers.lasting_gpus,
         "wanted": {gpu: _wanted_view(wanted) for gpu, wanted in found.wanted.items()},
         "next_full_pass_at_s": found.next_full_pass_at_s,
         "in_blackout": numbers.in_blackout,

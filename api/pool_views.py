@@ -232,6 +232,7 @@ class PoolView(TypedDict):
     ]
     lending: NotRequired[Annotated[LendingPolicyView, Field(description="Limits that the owner sets for its loans.")]]
     lent_nodes: NotRequired[Annotated[int, Field(description="Number of hosts on loan to training.")]]
+    lent_gpus: NotRequired[Annotated[int, Field(description="Number of their GPUs that are on loan.")]]
     demand: NotRequired[
         Annotated[DemandView | None, Field(description="Latest reading of what inference needs. Null: none yet.")]
     ]
@@ -287,6 +288,10 @@ class NodeView(TypedDict):
         list[IncidentView], Field(description="Jobs that it has failed or slowed in the last day, oldest first.")
     ]
     lendable: Annotated[bool, Field(description="Whether it can be lent, if its pool serves inference.")]
+    lendable_gpus: Annotated[
+        list[int],
+        Field(description="GPU indices that a loan takes while inference serves from the others. Empty: all GPUs."),
+    ]
     standby: Annotated[StandbyStateView | None, Field(description="Its standby replicas. Null: its pool has none.")]
     prefetches: Annotated[
         list[PrefetchResultView], Field(description="Ended prefetches of images and weights whose pods still exist.")
@@ -315,6 +320,7 @@ def pool_view(pool: Pool, snapshot: Snapshot) -> PoolView:
         reading = snapshot.demand.get(pool.name)
         view["lending"] = _lending_view(pool.lending, get_shortages(snapshot.demand, pool.name))
         view["lent_nodes"] = sum(1 for node in nodes if snapshot.is_lent(node))
+        view["lent_gpus"] = snapshot.index.lent_gpus.get(pool.name, 0)
         view["demand"] = demand_view(reading) if reading else None
         way = measure_way_back(snapshot, pool)
         view["way_back"] = {"leave_s": way.leave_s, "start_s": way.start_s, "horizon_s": way.horizon_s}
@@ -389,11 +395,12 @@ def node_view(node: Node, snapshot: Snapshot, principal: Principal) -> NodeView:
         "quarantine": node.quarantine,
         "incidents": [incident_view(incident) for incident in node.incidents],
         "lendable": node.lendable,
+        "lendable_gpus": list(node.lendable_gpus),
         "standby": None if node.standby is None else encode(node.standby),
         "prefetches": [encode(result) for result in node.prefetches],
         "inference_gpus": node.inference_gpus,
         "other_gpus": node.other_gpus,
         "serves_training": snapshot.serves_training(node),
-        "loan": loan_view(loan, find_open_receipt(loan, snapshot), principal) if loan else None,
+        "loan": loan_view(loan, node, find_open_receipt(loan, snapshot), principal) if loan else None,
         "jobs": {job_id: list(indices) for job_id, indices in held.items() if indices},
     }

@@ -154,6 +154,27 @@ def load_hardware(option: str, name: str) -> HardwareProfile:
         return parse_gpu(read_text(name))
 
 
+def parse_gpu_indices(option: str, text: str) -> list[int]:
+    """Return the GPU indices in an option's text such as `4-7` or `0,2`, ascending; none for `all`.
+
+    Raises:
+        InputError: the text has another form.
+    """
+    if text.strip() == "all":
+        return []
+    indices = set[int]()
+    for part in text.split(","):
+        first, _, last = (bound.strip() for bound in part.partition("-"))
+        bounds = [first, last or first]
+        if not all(bound.isascii() and bound.isdigit() and len(bound) <= 4 for bound in bounds):
+            raise_input_error(f"{option}: {text!r} is no list of GPU indices. Use indices such as 4-7 or 0,2, or all.")
+        low, high = map(int, bounds)
+        if low > high:
+            raise_input_error(f"{option}: {part!r} is empty. Use A-B with A not above B.")
+        indices.update(range(low, high + 1))
+    return sorted(indices)
+
+
 def parse_count(option: str, text: str, *, minimum: int = 1, maximum: int = 1_000_000) -> int:
     """Return the integer in an option's text. Raises InputError if it is not from `minimum` to `maximum`."""
     try:

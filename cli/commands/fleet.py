@@ -11,7 +11,7 @@ import typer
 from cli.commands.jobs import render_jobs
 from cli.completion import complete_node_names, complete_pool_names
 from cli.connection import DEFAULT_URL, UrlOption, service_client
-from cli.inputs import has_no_subcommand, read_yaml_object
+from cli.inputs import has_no_subcommand, parse_gpu_indices, raise_input_error, read_yaml_object
 from cli.output import (
     IntervalOption,
     OutputFormat,
@@ -70,8 +70,16 @@ LendableOption = Annotated[
     bool, typer.Option("--lendable/--no-lendable", help="Whether a node of an inference pool can be lent.")
 ]
 LendableChange = Annotated[
-    bool,
+    bool | None,
     typer.Option("--lendable/--no-lendable", help="Whether the node can be lent. A lent node is recalled otherwise."),
+]
+LendableGpusOption = Annotated[
+    str | None,
+    typer.Option(
+        "--lendable-gpus",
+        metavar="GPUS",
+        help="GPUs that a loan takes while inference serves from the others, such as 4-7 or 0,2. all: the whole node.",
+    ),
 ]
 
 
@@ -157,6 +165,7 @@ def add_node(
     memory: GpuMemoryOption = None,
     *,
     lendable: LendableOption = True,
+    lendable_gpus: LendableGpusOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -166,6 +175,8 @@ def add_node(
         document["memory"] = memory
     if not lendable:
         document["lendable"] = False
+    if lendable_gpus is not None:
+        document["lendable_gpus"] = parse_gpu_indices("--lendable-gpus", lendable_gpus)
     with service_client(url) as client:
         response = client.add_node(document)
     print_document(response, output, lambda: render_facts({"node": f"{name} added to pool {pool}"}))
@@ -174,15 +185,26 @@ def add_node(
 @nodes_app.command("change")
 def change_node(
     name: NodeArgument,
-    lendable: LendableChange,
+    lendable: LendableChange = None,
+    lendable_gpus: LendableGpusOption = None,
     url: UrlOption = DEFAULT_URL,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Set whether a node can be lent."""
+    """Set whether a node can be lent, and which of its GPUs."""
+    if lendable is None and lendable_gpus is None:
+        raise_input_error("Missing option '--lendable', '--no-lendable' or '--lendable-gpus'. Set at least one.")
+    indices = None if lendable_gpus is None else parse_gpu_indices("--lendable-gpus", lendable_gpus)
     with service_client(url) as client:
-        response = client.change_node(name, lendable=lendable)
-    outcome = "can be lent" if lendable else "is not lent; a loan of it is recalled"
-    print_document(response, output, lambda: render_facts({"node": f"{name} {outcome}"}))
+        response = client.change_node(name, lendable=lendable, lendable_gpus=indices)
+    print_document(response, output, lambda: render_facts({"node": f"{name} {_describe_lending_of_node(response)}"}))
+
+
+def _describe_lending_of_node(node: FleetJson) -> str:
+    if not node["lendable"]:
+        return "is not lent; a loan of it is recalled"
+    if indices := node["lendable_gpus"]:
+        return f"can be lent: {len(indices)} of its {node['gpus']} GPUs"
+    return "can be lent"
 
 
 @nodes_app.command("delete")
@@ -232,14 +254,22 @@ def render_loans(loans: Iterable[Mapping[str, Any]]) -> RenderableType:
                 loan["node"],
                 loan["pool"],
                 loan["state"],
+                _format_loan_gpus(loan),
                 format_time(loan["offered_at_s"]),
                 _format_deadline(loan),
             ]
             for loan in loans
         ),
-        headers=["loan", "lent node", "pool", "state", "offered (UTC)", "return by (UTC)"],
+        headers=["loan", "lent node", "pool", "state", "GPUs", "offered (UTC)", "return by (UTC)"],
         empty="No node is lent.",
     )
+
+
+def _format_loan_gpus(loan: Mapping[str, Any]) -> str:
+    """Format the GPUs of a loan: `8`, or `4 of 8` if it takes a part of its node."""
+    if loan["indices"] and loan["node_gpus"]:
+        return f"{loan['gpus']} of {loan['node_gpus']}"
+    return str(loan["gpus"]) if loan["gpus"] else "-"
 
 
 def _format_deadline(loan: Mapping[str, Any]) -> str:
@@ -345,7 +375,7 @@ _STANDBY_WORDS = {
 
 
 def format_node_state(node: FleetJson) -> str:
-    """Format a node's state: `up`, `up, cordoned`, `up, not lendable`, `up, loan active, replicas idle`."""
+    """Format a node's state: `up, cordoned`, `up, not lendable`, `up, loan active of 4 GPUs`, `up, replicas idle`."""
     words = [node["state"]]
     if node["quarantine"]:
         words.append("quarantined")
@@ -356,7 +386,10 @@ def format_node_state(node: FleetJson) -> str:
     if not node["lendable"]:
         words.append("not lendable")
     if node["loan"]:
-        words.append(f"loan {node['loan']['state']}")
+        part = f" of {node['loan']['gpus']} GPUs" if node["loan"]["indices"] else ""
+        words.append(f"loan {node['loan']['state']}{part}")
+    elif node["lendable"] and node["lendable_gpus"]:
+        words.append(f"{len(node['lendable_gpus'])} GPUs lendable")
     if (standby := node.get("standby")) and standby["phase"] in _STANDBY_WORDS:
         words.append(_STANDBY_WORDS[standby["phase"]])
     return ", ".join(words)

@@ -180,7 +180,8 @@ def _compute_rows(trace: DemandTrace, document: ClusterDocument, zone: str) -> I
 
     (pool,) = [each for each in document.pools if each.name == trace.pool]
     rules = to_lending_policy(pool.lending)
-    nodes = LendingPool(pool.nodes, pool.gpus_per_node, rules.headroom)
+    partial_nodes, lendable_gpus = pool.count_partial_nodes(), pool.lendable_gpus or 1
+    nodes = LendingPool(pool.nodes, pool.gpus_per_node, rules.headroom, partial_nodes, lendable_gpus)
     for point in compute_frontier(trace.times_s, trace.gpus, nodes, rules=rules, zone=zone or rules.time_zone):
         yield {"pool": trace.pool, "horizon_s": rules.horizon_s, **asdict(point)}
 

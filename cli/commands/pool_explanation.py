@@ -39,6 +39,7 @@ def _list_facts(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ),
     )
     yield "nodes", _describe_nodes(found)
+    yield "GPUs", f"{found['lent_gpus']} lent of {found['lasting_gpus']} that it can lend"
     for gpu, wanted in found["wanted"].items():
         yield f"wanted {gpu}", f"{format_number(wanted['gpus'], 1)} GPUs, by {wanted['jobs']} jobs"
     wait_s = max(0.0, found["next_full_pass_at_s"] - time.time())
@@ -68,6 +69,7 @@ def _describe_nodes(found: Mapping[str, Any]) -> str:
     limit = "" if found["lent_nodes_max"] is None else f", at most {found['lent_nodes_max']}"
     blocked = found["standby_blocked_nodes"]
     sleep = f", {blocked} without a replica that can sleep" if blocked else ""
+    sleep += f", {used} with lendable GPUs in use" if (used := found["partly_used_nodes"]) else ""
     return (
         f"{found['lent_nodes']} lent of {found['lasting_nodes']} that it can lend{limit}; {found['proposed_nodes']} "
         f"proposed, {found['kept_nodes_min']} always kept, {found['cordoned_nodes']} cordoned, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Self
 
@@ -42,6 +42,7 @@ from scheduler.domain.fleet import (
     Pool,
     PoolKind,
     PoolNetwork,
+    find_lendable_gpus_problem,
 )
 from scheduler.domain.lending_policy import (
     DEMAND_LOST_S,
@@ -67,6 +68,9 @@ def _check_host_name(name: str) -> str:
 
 
 HostName = Annotated[str, Field(description=HOST_NAME_FORM), AfterValidator(_check_host_name)]
+LendableGpus = Annotated[
+    list[Annotated[int, Field(strict=True, ge=0, lt=NODE_GPUS_MAX)]], Field(max_length=NODE_GPUS_MAX)
+]
 NodeCount = Annotated[int, Field(strict=True, ge=0, le=NODES_MAX)]
 
 
@@ -294,6 +298,22 @@ class NodeDocument(Document):
     lendable: Annotated[bool, Field(strict=True)] = Field(
         default=True, description="Whether a node of an inference pool can be lent."
     )
+    lendable_gpus: LendableGpus = Field(
+        default_factory=list,
+        description="Indices of the GPUs that a loan takes while inference serves from the others, ascending. Empty: a "
+        "loan takes the whole node.",
+    )
+
+    @model_validator(mode="after")
+    def _check_lendable_gpus(self) -> Self:
+        check_lendable_gpus(self.lendable_gpus, self.gpus)
+        return self
+
+
+def check_lendable_gpus(indices: Sequence[int], gpus: int) -> None:
+    """Check the lendable GPUs of a node with `gpus` GPUs."""
+    if problem := find_lendable_gpus_problem(indices, gpus):
+        raise invalid_field("lendable_gpus", list(indices), problem)
 
 
 def to_lending_document(lending: LendingPolicy) -> dict[str, object]:
@@ -340,4 +360,12 @@ def to_pool_network(document: PoolNetworkDocument) -> PoolNetwork:
 def to_node(document: NodeDocument, *, gpu_memory_bytes: int) -> Node:
     """Return the node. `gpu_memory_bytes` is the memory of one GPU if the document does not set it."""
     memory_bytes = document.memory or gpu_memory_bytes
-    return Node(document.name, document.pool, document.gpu, document.gpus, memory_bytes, lendable=document.lendable)
+    return Node(
+        document.name,
+        document.pool,
+        document.gpu,
+        document.gpus,
+        memory_bytes,
+        lendable=document.lendable,
+        lendable_gpus=tuple(document.lendable_gpus),
+    )

@@ -25,7 +25,7 @@ from scheduler.documents.document import (
 from scheduler.documents.fleet import LendingDocument, to_lending_policy
 from scheduler.documents.queue import QuotaDocument
 from scheduler.documents.units import Duration, PositiveDuration
-from scheduler.domain.fleet import Node, Pool, PoolKind
+from scheduler.domain.fleet import Node, Pool, PoolKind, list_last_gpus
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.lending_policy import LendingPolicy
 from scheduler.domain.simulation_task import SimulationFiles
@@ -47,6 +47,8 @@ class ClusterError(ValueError):
 class ClusterPoolDocument(Document):
     """A pool of `nodes` equal nodes.
 
+    `lendable_gpus` is the number of GPUs that a loan takes of a node while inference serves from the others; by default
+    it takes the whole node. The last `partial_nodes` nodes lend so, by default all.
     `peak_gpus` is the demand at the largest `load` in the demand file. `demand` names the pool's series in that file,
     by default the pool's name.
     """
@@ -59,10 +61,27 @@ class ClusterPoolDocument(Document):
     peak_gpus: Annotated[float, Field(gt=0)] | None = None
     demand: Annotated[str, Field(min_length=1)] | None = None
     lending: LendingDocument | None = None
+    lendable_gpus: Count | None = None
+    partial_nodes: Count | None = None
+
+    @model_validator(mode="after")
+    def _check_partial_loans(self) -> Self:
+        if self.lendable_gpus is not None and self.lendable_gpus >= self.gpus_per_node:
+            form = (
+                f"at most {self.gpus_per_node - 1}, fewer than gpus_per_node" if self.gpus_per_node > 1 else "nothing"
+            )
+            raise invalid_field("lendable_gpus", self.lendable_gpus, f"{form}; omit it to lend whole nodes")
+        if self.partial_nodes is not None and self.lendable_gpus is None:
+            raise invalid_field("partial_nodes", self.partial_nodes, "nothing without lendable_gpus; set both")
+        if self.partial_nodes is not None and self.partial_nodes > self.nodes:
+            raise invalid_field("partial_nodes", self.partial_nodes, f"at most {self.nodes}, the pool's nodes")
+        return self
 
     @model_validator(mode="after")
     def _check_inference_fields(self) -> Self:
         if self.kind is PoolKind.TRAINING:
+            if self.lendable_gpus is not None:
+                raise invalid_field("lendable_gpus", self.lendable_gpus, "nothing; training pools do not lend")
             if self.lending is not None:
                 raise invalid_field("lending", "given", "nothing; training pools do not lend")
             if self.peak_gpus is not None:
@@ -79,6 +98,17 @@ class ClusterPoolDocument(Document):
     @property
     def gpus(self) -> int:
         return self.nodes * self.gpus_per_node
+
+    def list_lendable_gpus(self, number: int) -> tuple[int, ...]:
+        """Return the GPU indices that a loan of this node takes, its last ones; none if it takes the whole node."""
+        is_partial = number >= self.nodes - self.count_partial_nodes()
+        return list_last_gpus(self.gpus_per_node, self.lendable_gpus or 0) if is_partial else ()
+
+    def count_partial_nodes(self) -> int:
+        """Return the number of nodes of which a loan takes only a part."""
+        if self.lendable_gpus is None:
+            return 0
+        return self.nodes if self.partial_nodes is None else self.partial_nodes
 
 
 class ElasticDocument(Document):
@@ -164,7 +194,14 @@ def build_nodes(document: ClusterDocument, memory_bytes: Callable[[str], int]) -
         ValueError: `memory_bytes` does not know a model.
     """
     return tuple(
-        Node(f"{pool.name}-{number:0{len(str(pool.nodes - 1))}d}", pool.name, pool.gpu, pool.gpus_per_node, memory)
+        Node(
+            f"{pool.name}-{number:0{len(str(pool.nodes - 1))}d}",
+            pool.name,
+            pool.gpu,
+            pool.gpus_per_node,
+            memory,
+            lendable_gpus=pool.list_lendable_gpus(number),
+        )
         for pool in document.pools
         for memory in [memory_bytes(pool.gpu)]
         for number in range(pool.nodes)

@@ -192,10 +192,14 @@ class UncordonNode:
 
 @dataclass(frozen=True, slots=True)
 class ChangeNode:
-    """Set whether a node can be lent. A lent node that no longer can is recalled."""
+    """Set whether a node can be lent, and which of its GPUs a loan takes; None keeps either as it is.
+
+    A loan that no longer fits is recalled.
+    """
 
     name: str
-    lendable: bool
+    lendable: bool | None = None
+    lendable_gpus: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

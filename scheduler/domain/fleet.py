@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -108,6 +108,26 @@ class NodeIncident:
     is_confirmed: bool = True
 
 
+def find_lendable_gpus_problem(indices: Sequence[int], gpus: int) -> str:
+    """Return the accepted form if these are no lendable GPUs of a node with `gpus` GPUs, or an empty string.
+
+    No indices are accepted: a loan then takes the whole node.
+    """
+    if not indices:
+        return ""
+    if gpus < 2:
+        return "empty on a node with 1 GPU, which is lent as a whole"
+    is_known = all(0 <= index < gpus for index in indices)
+    if is_known and len(indices) < gpus and list(indices) == sorted(set(indices)):
+        return ""
+    return f"1 to {gpus - 1} different GPU indices of 0 to {gpus - 1}, ascending; an empty list lends the whole node"
+
+
+def list_last_gpus(gpus: int, count: int) -> tuple[int, ...]:
+    """Return the indices of the last `count` of `gpus` GPUs."""
+    return tuple(range(gpus - count, gpus))
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A host with `gpus` GPUs of one model. `pool` is the pool that owns it, lent or not.
@@ -118,8 +138,9 @@ class Node:
     and `quarantine` says so; it is empty on other nodes. `capacity` is what it offers besides GPUs, as last observed;
     None outside of Kubernetes. A node that is not `lendable` stays with inference, and no loan of the node is proposed
     before `vetoed_until_s`. `standby` are the replicas that can sleep on it, None if its pool has no standby or the
-    executor does not observe them. `prefetches` are the ended ones whose pods still
-    exist.
+    executor does not observe them. `prefetches` are the ended ones whose pods still exist. `lendable_gpus` are the
+    ascending indices of the GPUs that a loan of the node takes while inference goes on serving from the others. Empty:
+    a loan takes the whole node.
     """
 
     name: str
@@ -139,12 +160,33 @@ class Node:
     vetoed_until_s: float = 0.0
     standby: StandbyState | None = None
     prefetches: tuple[PrefetchResult, ...] = ()
+    lendable_gpus: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise ValueError(f"node {self.name}: gpus must be at least 1, got {self.gpus}")
         if self.gpu_memory_bytes < 1:
             raise ValueError(f"node {self.name}: gpu_memory_bytes must be at least 1, got {self.gpu_memory_bytes}")
+        if problem := find_lendable_gpus_problem(self.lendable_gpus, self.gpus):
+            raise ValueError(f"node {self.name}: lendable_gpus must be {problem}, got {list(self.lendable_gpus)}")
+
+    @property
+    def loan_gpus(self) -> int:
+        """Number of GPUs that a loan of the node takes."""
+        return len(self.lendable_gpus) or self.gpus
+
+    @property
+    def displaced_gpus(self) -> int:
+        """Number of GPUs that inference uses now and would have to leave for a loan of the node."""
+        return max(0, self.inference_gpus - (self.gpus - self.loan_gpus))
+
+    def find_standby_obstacle(self, now_s: float) -> str:
+        """Return why the standby replicas of the node cannot sleep for a loan, or an empty string."""
+        if self.standby is None:
+            return ""
+        if self.lendable_gpus:
+            return "standby replicas free all GPUs of a node when they sleep, and lendable_gpus lends only some"
+        return self.standby.find_loan_obstacle(now_s)
 
     @property
     def unschedulable_gpus(self) -> int:
@@ -193,7 +235,9 @@ class LoanState(StrEnum):
 
 UNRECALLED_LOAN_STATES = frozenset({LoanState.OFFERED, LoanState.ACTIVE})
 EFFECTIVE_LOAN_STATES = UNRECALLED_LOAN_STATES | {LoanState.RECALLED}
-"""States in which a loan keeps new inference pods off its node."""
+"""States in which a loan keeps new inference pods off its GPUs."""
+LENT_STATES = frozenset({LoanState.ACTIVE, LoanState.RECALLED})
+"""States in which the GPUs of a loan belong to training."""
 LIVE_LOAN_STATES = EFFECTIVE_LOAN_STATES | {LoanState.PROPOSED}
 
 LOAN_TRANSITIONS: dict[tuple[LoanState, LoanState], str] = {
@@ -213,13 +257,15 @@ LOAN_TRANSITIONS: dict[tuple[LoanState, LoanState], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """A node of an inference pool that training may use, from the proposal or offer to the return.
+    """A node of an inference pool that training may use, wholly or in part, from the proposal or offer to the return.
 
     A proposal changes nothing on its node. `proposed_at_s` is when it was made, None for a loan without notice;
     `offered_at_s` is then when the notice ends, until the node is offered. `return_by_s` is set while the loan is
     recalled: training must have left by then. `lent_at_s` is when training could first use the node. `recalled_at_s` is
     when the recall started, unless it was cancelled. Both remain set after the loan ends. `unused_since_s` is since
-    when no job holds GPUs of an active loan's node. `gpus` are those of the node, or 0 in records of older releases.
+    when no job holds GPUs of an active loan's node. `gpus` are those that the loan takes, or 0 in records of older
+    releases. `indices` are the GPUs of a partial loan, as they were lendable when it was proposed or offered. Empty: it
+    takes all GPUs of the node.
     """
 
     id: str
@@ -234,6 +280,7 @@ class Loan:
     unused_since_s: float | None = None
     proposed_at_s: float | None = None
     gpus: int = 0
+    indices: tuple[int, ...] = ()
 
     @property
     def is_live(self) -> bool:
@@ -241,8 +288,30 @@ class Loan:
 
     @property
     def is_in_effect(self) -> bool:
-        """Whether inference has to leave the node, or has left it. It has not while the loan is only proposed."""
+        """Whether inference has to leave the GPUs, or has left them. It has not while the loan is only proposed."""
         return self.state in EFFECTIVE_LOAN_STATES
+
+    @property
+    def is_unrecalled(self) -> bool:
+        return self.state in UNRECALLED_LOAN_STATES
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether the GPUs belong to training: the loan is active or recalled."""
+        return self.state in LENT_STATES
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether inference goes on serving from other GPUs of the node."""
+        return bool(self.indices)
+
+    def count_gpus(self, node: Node) -> int:
+        """Return the number of GPUs that the loan takes of its node."""
+        return len(self.indices) or node.gpus
+
+    def count_kept_gpus(self, node: Node) -> int:
+        """Return the number of GPUs of the node that stay with inference."""
+        return node.gpus - self.count_gpus(node)
 
     @property
     def created_at_s(self) -> float:
@@ -268,6 +337,19 @@ class Loan:
             lent_at_s=lent_at_s,
             recalled_at_s=recalled_at_s,
         )
+
+
+def count_training_gpus(node: Node, loan: Loan | None) -> int:
+    """Count the GPUs of a node that serves training and that jobs can use."""
+    gpus = node.gpus if loan is None else loan.count_gpus(node)
+    return max(0, gpus - count_taken_gpus(node, loan))
+
+
+def count_taken_gpus(node: Node, loan: Loan | None) -> int:
+    """Count the GPUs of a node that serves training and that others use: foreign pods, or inference beyond its part."""
+    if loan is None or not loan.is_partial:
+        return node.other_gpus
+    return node.other_gpus + max(0, node.inference_gpus - loan.count_kept_gpus(node))
 
 
 def build_loan_id(node: str, generation: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scheduler.domain.fleet import Loan, LoanState, Node
+from scheduler.domain.fleet import Loan, Node, count_training_gpus
 from scheduler.domain.gpu_sets import FreeGpus
 from scheduler.domain.host_ports import find_amount, format_host_port
 from scheduler.domain.job import Job
@@ -145,7 +145,7 @@ class NodeFit:
             return None
         names, is_limited = set[str](), False
         for node, gpus in self._count_alone_by_node(job):
-            if gpus >= node.gpus - node.other_gpus:
+            if gpus >= count_training_gpus(node, self._index.loans.get(node.name)):
                 names.add(node.name)
             else:
                 is_limited = True
@@ -279,20 +279,24 @@ class NodeFit:
     def _count_alone_by_node(self, job: Job) -> Iterator[tuple[Node, int]]:
         """Yield each node that serves training, with the GPUs that the job could use if it were alone."""
         candidate, found = self._find_candidate(job)
-        known = found.alone
+        known, loans = found.alone, self._index.loans
         for name in self._index.serving:
-            node = self._index.nodes[name]
+            node, loan = self._index.nodes[name], loans.get(name)
             before = known.get(name)
-            if before is not None and before[0] is node:
+            if before is None or before[0] is not node:
+                before = known[name] = (node, self._count_alone(candidate, node))
+            if loan is not None and loan.is_partial:
+                yield node, min(before[1], count_training_gpus(node, loan))
+            else:
                 yield before
-                continue
-            gpus = max(0, node.gpus - node.other_gpus)
-            if node.capacity is not None:
-                fits = self._matches(candidate, node)
-                free = self._unused_resources(node)
-                gpus = candidate.requirements.count_fitting_gpus(free, gpus) if fits else 0
-            known[name] = (node, gpus)
-            yield node, gpus
+
+    def _count_alone(self, candidate: Candidate, node: Node) -> int:
+        """Return the GPUs of the whole node that pods of the candidate could use if they were alone."""
+        gpus = max(0, node.gpus - node.other_gpus)
+        if node.capacity is None:
+            return gpus
+        fits = self._matches(candidate, node)
+        return candidate.requirements.count_fitting_gpus(self._unused_resources(node), gpus) if fits else 0
 
     def _limit_room(self, job: Job, candidate: Candidate, room: FreeGpus) -> FreeGpus | None:
         node = self._index.nodes[room.node]
@@ -353,7 +357,7 @@ class NodeFit:
 
     def _is_lent(self, node: Node) -> bool:
         loan: Loan | None = self._index.loans.get(node.name)
-        return loan is not None and loan.state in (LoanState.ACTIVE, LoanState.RECALLED)
+        return loan is not None and loan.is_lent
 
 
 def _count_by_kind(counts: Iterable[tuple[GpuKind, int]], *, on_one_node: bool) -> Counter[GpuKind]:

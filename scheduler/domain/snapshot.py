@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scheduler.domain import gpu_sets
-from scheduler.domain.fleet import DemandReading, Forecast, Loan, LoanState, Node, Pool, PoolKind
+from scheduler.domain.fleet import DemandReading, Forecast, Loan, Node, Pool, PoolKind
 from scheduler.domain.gpu_sets import Gpus, GpuShape, RankPlacement
 from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Job
@@ -172,7 +172,12 @@ class Snapshot:
 
     def is_lent(self, node: Node) -> bool:
         loan = self.loans.get(node.name)
-        return loan is not None and loan.state in (LoanState.ACTIVE, LoanState.RECALLED)
+        return loan is not None and loan.is_lent
+
+    def is_partly_lent(self, node: Node) -> bool:
+        """Return whether the node is lent and inference still serves from a part of its GPUs."""
+        loan = self.loans.get(node.name)
+        return loan is not None and loan.is_lent and loan.is_partial
 
     def must_vacate(self, node: Node) -> bool:
         """Return whether training must leave this node: it is recalled, down, draining or not lent."""

@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, LoanState, Node, NodeState, Pool, PoolKind
+from scheduler.domain.fleet import (
+    LENT_STATES,
+    UNRECALLED_LOAN_STATES,
+    Loan,
+    LoanState,
+    Node,
+    NodeState,
+    Pool,
+    PoolKind,
+    count_taken_gpus,
+    count_training_gpus,
+)
 from scheduler.domain.gpu_sets import NO_GPUS, FreeGpus, Gpus
 from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
@@ -30,7 +41,7 @@ GpuHolders = dict[str, Mapping[int, str]]
 
 _NODE_SETS = (
     "down", "cordoned", "draining", "must_vacate", "held_without_loan", "with_incidents", "serving", "with_capacity",
-    "withheld", "wake_failed",
+    "withheld", "wake_failed", "outdated_loans", "overused_loans",
 )  # fmt: skip
 _LOAN_SETS = ("offered", "recalled", "proposed")
 _JOB_SETS = (
@@ -39,7 +50,7 @@ _JOB_SETS = (
 )  # fmt: skip
 _COUNTERS = (
     "free_gpus", "training_gpus", "node_counts_by_size", "up_node_counts", "unrecalled_loan_counts",
-    "live_loan_counts", "lent_gpus", "inference_capacity", "owned_gpus",
+    "live_loan_counts", "unrecalled_loan_gpus", "live_loan_gpus", "lent_gpus", "inference_capacity", "owned_gpus",
 )  # fmt: skip
 _MUTABLE_ATTRIBUTES = (*_NODE_SETS, *_LOAN_SETS, *_JOB_SETS, *_COUNTERS, "holders", "free_by_node")
 
@@ -58,6 +69,8 @@ class SnapshotIndex:
         with_capacity: with a known capacity
         withheld: not lendable
         wake_failed: with a standby replica that did not wake
+        outdated_loans: with a loan of other GPUs than are lendable now
+        overused_loans: with a partial loan in effect and inference on more GPUs than the loan leaves to it
     Loans, by node name:
         offered, recalled, proposed: in this state
     Jobs, by id:
@@ -75,10 +88,10 @@ class SnapshotIndex:
     Counts:
         free_gpus, training_gpus: GPUs that are free, or that accept training, by kind
         node_counts_by_size: nodes, by GPU model and GPUs per node
-        up_node_counts: pairs of GPUs per node and number of nodes that are up, by pool
-        unrecalled_loan_counts: loans that are offered or active, by pool
-        live_loan_counts: loans that are not returned, by pool
-        lent_gpus: GPUs on nodes that are lent or recalled, by pool
+        up_node_counts: (GPUs per node, GPUs that its loan takes, number of nodes that are up), by pool
+        unrecalled_loan_counts, unrecalled_loan_gpus: loans that are offered or active, and their GPUs, by pool
+        live_loan_counts, live_loan_gpus: loans that are not returned, and their GPUs, by pool
+        lent_gpus: GPUs of loans that are active or recalled, by pool
         inference_capacity: GPUs that inference can use, by pool
         owned_gpus: GPUs of training pools, up or not, by GPU model
     GPU models:
@@ -104,6 +117,8 @@ class SnapshotIndex:
         self.with_capacity: set[str] = set()
         self.withheld: set[str] = set()
         self.wake_failed: set[str] = set()
+        self.outdated_loans: set[str] = set()
+        self.overused_loans: set[str] = set()
         self.offered: set[str] = set()
         self.recalled: set[str] = set()
         self.proposed: set[str] = set()
@@ -122,9 +137,11 @@ class SnapshotIndex:
         self.free_gpus: dict[GpuKind, int] = {}
         self.training_gpus: dict[GpuKind, int] = {}
         self.node_counts_by_size: dict[tuple[str, int], int] = {}
-        self.up_node_counts: dict[str, tuple[tuple[int, int], ...]] = {}
+        self.up_node_counts: dict[str, tuple[tuple[int, int, int], ...]] = {}
         self.unrecalled_loan_counts: dict[str, int] = {}
         self.live_loan_counts: dict[str, int] = {}
+        self.unrecalled_loan_gpus: dict[str, int] = {}
+        self.live_loan_gpus: dict[str, int] = {}
         self.lent_gpus: dict[str, int] = {}
         self.inference_capacity: dict[str, int] = {}
         self.owned_gpus: dict[str, int] = {}
@@ -205,10 +222,16 @@ class SnapshotIndex:
         self.fleet_version = object()  # results in `fit_cache` for the whole fleet are outdated
         loan, host = self.loans.get(node), self.nodes.get(node)
         for each, sign in ((before, -1), (loan, 1)):
-            if each is not None:
-                _add_count(self.lent_gpus, each.pool, sign * host.gpus if host is not None and _is_lent(each) else 0)
-                _add_count(self.unrecalled_loan_counts, each.pool, sign * (each.state in UNRECALLED_LOAN_STATES))
-                _add_count(self.live_loan_counts, each.pool, sign * each.is_live)
+            if each is None or not each.is_live:
+                continue
+            gpus, state = 0 if host is None else sign * each.count_gpus(host), each.state
+            _add_count(self.live_loan_counts, each.pool, sign)
+            _add_count(self.live_loan_gpus, each.pool, gpus)
+            if state in LENT_STATES:
+                _add_count(self.lent_gpus, each.pool, gpus)
+            if state in UNRECALLED_LOAN_STATES:
+                _add_count(self.unrecalled_loan_counts, each.pool, sign)
+                _add_count(self.unrecalled_loan_gpus, each.pool, gpus)
         _set_membership(self.offered, node, loan is not None and loan.state is LoanState.OFFERED)
         _set_membership(self.recalled, node, loan is not None and loan.state is LoanState.RECALLED)
         _set_membership(self.proposed, node, loan is not None and loan.state is LoanState.PROPOSED)
@@ -230,13 +253,13 @@ class SnapshotIndex:
         counted = sorted((nodes, gpus, gpu) for (gpu, gpus), nodes in self.node_counts_by_size.items() if nodes)
         return {gpu: gpus for _, gpus, gpu in counted}
 
-    def count_up_nodes_by_size(self, pool: str) -> Sequence[tuple[int, int]]:
-        """Return (GPUs per node, number of nodes) for the pool's nodes that are up."""
+    def count_up_nodes(self, pool: str) -> Sequence[tuple[int, int, int]]:
+        """Return (GPUs per node, GPUs that its loan takes, number of nodes) for the pool's nodes that are up."""
         return self.up_node_counts.get(pool, ())
 
     def capacity(self, pool: str) -> int:
         """Return the number of GPUs on the pool's nodes that are up."""
-        return sum(gpus * nodes for gpus, nodes in self.count_up_nodes_by_size(pool))
+        return sum(gpus * nodes for gpus, _, nodes in self.count_up_nodes(pool))
 
     def _classify_job(self, job: Job) -> None:
         job_id, state, spec = job.id, job.state, job.spec
@@ -286,15 +309,15 @@ class SnapshotIndex:
         self._refresh_node(name)
 
     def _count_up_node(self, node: Node, sign: int) -> None:
-        counts = dict(self.up_node_counts.get(node.pool, ()))
-        counts[node.gpus] = counts.get(node.gpus, 0) + sign
-        self.up_node_counts[node.pool] = tuple(sorted(each for each in counts.items() if each[1]))
+        counts = {(gpus, loan_gpus): nodes for gpus, loan_gpus, nodes in self.count_up_nodes(node.pool)}
+        _add_count(counts, (node.gpus, node.loan_gpus), sign)
+        self.up_node_counts[node.pool] = tuple(sorted((*size, nodes) for size, nodes in counts.items() if nodes))
 
     def _count_gpus(self, node: Node, loan: Loan | None, sign: int) -> None:
         """Add or subtract the GPUs of the node where they belong: to inference or to training."""
         _add_count(self.inference_capacity, node.pool, sign * count_inference_gpus(node, loan))
         if serves_training(node, self.pools, loan):
-            _add_count(self.training_gpus, (node.gpu, _is_lent(loan)), sign * max(0, node.gpus - node.other_gpus))
+            _add_count(self.training_gpus, (node.gpu, _is_lent(loan)), sign * count_training_gpus(node, loan))
 
     def _update_holders(self, job_id: str, before: Gpus, after: Gpus) -> None:
         """Update the holders of GPUs for a job's new allocation. GPUs that are being released remain held."""
@@ -319,17 +342,22 @@ class SnapshotIndex:
         node, held, loan = self.nodes.get(name), self.holders.get(name), self.loans.get(name)
         _set_membership(self.serving, name, node is not None and serves_training(node, self.pools, loan))
         if node is None:
-            self.must_vacate.discard(name)
-            self.held_without_loan.discard(name)
+            for names in (self.must_vacate, self.held_without_loan, self.outdated_loans, self.overused_loans):
+                names.discard(name)
             return
+        current = loan if loan is not None and loan.state in UNRECALLED_LOAN_STATES else None
+        _set_membership(self.outdated_loans, name, current is not None and current.indices != node.lendable_gpus)
+        _set_membership(self.overused_loans, name, current is not None and _is_overused(node, current))
         _set_membership(self.must_vacate, name, held is not None and must_vacate(node, self.pools, loan))
         is_foreign = self.pools[node.pool].kind is PoolKind.INFERENCE and not _is_lent(loan)
         _set_membership(self.held_without_loan, name, held is not None and is_foreign)
         if not serves_training(node, self.pools, loan):
             return
-        free = tuple(range(node.gpus)) if held is None else tuple(i for i in range(node.gpus) if i not in held)
+        usable: Sequence[int] = range(node.gpus) if loan is None or not loan.indices else loan.indices
+        free = tuple(usable) if held is None else tuple(i for i in usable if i not in held)
         # Others may use any of these GPUs. The indices only serve to count and to distinguish GPUs.
-        free = free[: len(free) - node.other_gpus] if node.other_gpus < len(free) else ()
+        taken = count_taken_gpus(node, loan)
+        free = free[: len(free) - taken] if taken < len(free) else ()
         if free:
             self.free_by_node[name] = FreeGpus(name, node.gpu, _is_lent(loan), free)
             self.free_gpu_total += len(free)
@@ -359,8 +387,11 @@ def serves_training(node: Node, pools: Mapping[str, Pool], loan: Loan | None) ->
 
 
 def count_inference_gpus(node: Node, loan: Loan | None) -> int:
-    """Count the GPUs of the node that inference can use: none if the node is down or lent."""
-    return 0 if node.state is NodeState.DOWN or _is_lent(loan) else node.gpus - node.unschedulable_gpus
+    """Count the GPUs of the node that inference can use: none if the node is down, and none that are lent."""
+    if node.state is NodeState.DOWN:
+        return 0
+    usable = node.gpus - node.unschedulable_gpus
+    return usable if loan is None or not loan.is_lent else min(usable, loan.count_kept_gpus(node))
 
 
 def must_vacate(node: Node, pools: Mapping[str, Pool], loan: Loan | None) -> bool:
@@ -371,7 +402,12 @@ def must_vacate(node: Node, pools: Mapping[str, Pool], loan: Loan | None) -> boo
 
 
 def _is_lent(loan: Loan | None) -> bool:
-    return loan is not None and loan.state in (LoanState.ACTIVE, LoanState.RECALLED)
+    return loan is not None and loan.is_lent
+
+
+def _is_overused(node: Node, loan: Loan) -> bool:
+    """Return whether inference uses more GPUs of a partially lent node than the loan leaves to it."""
+    return loan.is_partial and node.inference_gpus > loan.count_kept_gpus(node)
 
 
 def _find_changed_keys(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:

@@ -39,6 +39,7 @@ class Invariant(StrEnum):
     PEAK_MEMORY_EXCEEDED = "peak-bytes-above-gpu-memory"
     NOT_RESIZABLE = "job-is-not-resizable"
     LENT_NODE_BARRED = "lent-node-barred"
+    GPU_NOT_LENT = "gpu-not-lent"
     QUEUE_LIMIT_EXCEEDED = "over-a-limit-of-its-queue"
     NODE_DOES_NOT_FIT = "node-does-not-fit"
     NODE_STILL_USED = "node-still-used"

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Protocol
 
-from scheduler.domain.fleet import NodeState
+from scheduler.domain.fleet import Node, NodeState
 from scheduler.domain.job import Job
 from scheduler.domain.observation import NodeFacts, Observation, Run, RunPhase
 from scheduler.domain.placement_record import TemplateReview, VolumeFacts
@@ -92,7 +92,7 @@ def _build_node_facts(snapshot: Snapshot) -> dict[str, NodeFacts]:
     return {
         node.name: NodeFacts(
             up=node.state is NodeState.UP,
-            inference_gpus=0 if _is_on_loan(snapshot, node.name) else node.inference_gpus,
+            inference_gpus=min(node.inference_gpus, _count_serving_gpus(snapshot, node)),
             other_gpus=node.other_gpus,
         )
         for node in snapshot.nodes.values()
@@ -108,6 +108,7 @@ def _build_run(job: Job, now_s: float) -> Run:
     return replace(run, steps=steps, checkpoint_steps=steps)
 
 
-def _is_on_loan(snapshot: Snapshot, node: str) -> bool:
-    loan = snapshot.loans.get(node)
-    return loan is not None and loan.is_in_effect
+def _count_serving_gpus(snapshot: Snapshot, node: Node) -> int:
+    """Return the GPUs of the node that its loan, if any, leaves to inference."""
+    loan = snapshot.loans.get(node.name)
+    return node.gpus if loan is None or not loan.is_in_effect else loan.count_kept_gpus(node)

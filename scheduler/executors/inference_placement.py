@@ -22,28 +22,41 @@ def place_inference(
 ) -> dict[str, NodeFacts]:
     """Return all nodes of `desired` with the GPUs that inference occupies.
 
-    Demand fills nodes that are up and not lent, in name order, so that the last ones become idle first. Excess demand
-    is dropped. An offered node is free of inference at once, or once its standby replicas sleep.
+    Demand fills nodes that are up and not lent, in name order, so that the last ones become idle first. Of nodes that
+    are lent in part, the GPUs that no loan takes come first, and the others last. Excess demand is dropped. Offered
+    GPUs are free of inference at once, or once the standby replicas of their node are idle.
 
     Args:
         standby: what the replicas do that were given orders, by node.
     """
     remaining = {pool: math.ceil(reading.gpus) for pool, reading in desired.demand.items()}
+    room = {name: 0 if name in down else _count_room(desired, node) for name, node in sorted(desired.nodes.items())}
+    used = dict.fromkeys(room, 0)
+    nodes = [desired.nodes[name] for name in room]
+    partial = [node for node in nodes if node.lendable_gpus]
+    kept = [(node, min(room[node.name], node.gpus - node.loan_gpus)) for node in partial]
+    whole = [(node, room[node.name]) for node in nodes if not node.lendable_gpus]
+    for node, most in (*kept, *whole, *((node, room[node.name]) for node in partial)):
+        added = max(0, min(most - used[node.name], remaining.get(node.pool, 0)))
+        used[node.name] += added
+        remaining[node.pool] = remaining.get(node.pool, 0) - added
     facts = {}
-    for name, node in sorted(desired.nodes.items()):
-        loan = desired.loans.get(name)
-        serves_inference = desired.pools[node.pool].kind is PoolKind.INFERENCE and not (
-            loan is not None and loan.is_in_effect
-        )
-        used = min(node.gpus, remaining.get(node.pool, 0)) if serves_inference and name not in down else 0
-        remaining[node.pool] = remaining.get(node.pool, 0) - used
-        replicas = None
-        if desired.pools[node.pool].lending.standby is not None:
+    for name, gpus in used.items():
+        loan, replicas = desired.loans.get(name), None
+        if desired.pools[desired.nodes[name].pool].lending.standby is not None:
             replicas = standby.get(name, _UNKNOWN)
             is_offered = loan is not None and loan.state is LoanState.OFFERED
-            used = max(used, 1) if is_offered and replicas.phase is not StandbyPhase.ASLEEP else used
-        facts[name] = NodeFacts(up=name not in down, inference_gpus=used, standby=replicas)
+            gpus = max(gpus, 1) if is_offered and replicas.phase is not StandbyPhase.ASLEEP else gpus
+        facts[name] = NodeFacts(up=name not in down, inference_gpus=gpus, standby=replicas)
     return facts
+
+
+def _count_room(desired: Snapshot, node: Node) -> int:
+    """Return the GPUs of a node that inference can use: none of training's, and none that are offered or lent."""
+    if desired.pools[node.pool].kind is not PoolKind.INFERENCE:
+        return 0
+    loan = desired.loans.get(node.name)
+    return node.gpus if loan is None or not loan.is_in_effect else loan.count_kept_gpus(node)
 
 
 def plan_engine_orders(desired: Snapshot, *, down: Collection[str]) -> dict[str, StandbyOrder]:

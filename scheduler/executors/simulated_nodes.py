@@ -1,13 +1,14 @@
 """SimulatedNodes: nodes of a simulated cluster, and the inference pods on them.
 
 One pod has one GPU. Pods stay where they are: demand that grows starts pods on the first nodes with free GPUs, and
-demand that falls ends pods that still start, then those on the last nodes. So the last nodes become idle first.
+demand that falls ends pods that still start, then those on the last nodes. So the last nodes become idle first. Of
+nodes that are lent in part, the GPUs that stay with inference are used first, and those that a loan takes last.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -44,7 +45,8 @@ class SimulatedNodes:
 
     The pods of an offered node serve until they have drained. Their replacements start at once on other nodes, and
     serve after the pool's cold start. A returned node serves after a cold start, too. Pods of growing demand serve at
-    once on other nodes: their start is the same without loans.
+    once on other nodes: their start is the same without loans. Pods of a partially lent node stay, and new ones take
+    the GPUs that the loan leaves to them. Only pods on its returned GPUs have a cold start.
 
     `drain_s` is the time in which pods leave an offered node. Calls must have ascending times.
     """
@@ -59,7 +61,7 @@ class SimulatedNodes:
         self._loans: Mapping[str, Loan] = {}
         self._pods: dict[str, int] = dict.fromkeys(self._nodes, 0)
         self._draining: dict[str, _PodGroup] = {}
-        self._cold_until_s: dict[str, float] = {}
+        self._cold_until_s: dict[str, tuple[int, float]] = {}  # GPUs that are warm, and when the others are
         self._facts: Mapping[str, NodeFacts] | None = None
 
     @property
@@ -140,7 +142,9 @@ class SimulatedNodes:
         return self._nodes[name].pool
 
     def _leave_offered_node(self, loan: Loan, now_s: float) -> list[str]:
-        """Let the pods of a node that was offered drain. Return the node if there are any that serve."""
+        """Let the pods of a node that was offered as a whole drain. Return the node if there are any that serve."""
+        if loan.is_partial:
+            return []
         name, pool = loan.node, self._pools[self._nodes[loan.node].pool]
         serving = self._pods[name] - sum(group.gpus for group in pool.starting if group.node == name)
         self._remove_pods(self._nodes[name].pool, name)
@@ -154,7 +158,7 @@ class SimulatedNodes:
         if (group := self._draining.pop(loan.node, None)) is not None:
             self._pods[loan.node] += group.gpus
         if loan.state is not LoanState.OFFERED:
-            self._cold_until_s[loan.node] = now_s + cold_start_s
+            self._cold_until_s[loan.node] = (loan.count_kept_gpus(self._nodes[loan.node]), now_s + cold_start_s)
 
     def _remove_pods(self, pool: str, node: str) -> None:
         self._pods[node] = 0
@@ -166,16 +170,36 @@ class SimulatedNodes:
         missing = math.ceil(state.demand) - sum(self._pods[node.name] for node in state.nodes)
         if missing < 0:
             self._end_pods(state, -missing)
-        for node in state.nodes if missing > 0 else ():
-            if node.name in self._down or node.name in self._loans:
-                continue
-            added = min(missing, node.gpus - self._pods[node.name])
-            ready_s = max(now_s + start_s, self._cold_until_s.get(node.name, now_s))
-            if added and ready_s > now_s:
-                state.starting.append(_PodGroup(node.name, added, ready_s))
+        for node, most in self._list_rooms(state) if missing > 0 else ():
+            added = max(0, min(missing, most - self._pods[node.name]))
+            for gpus, ready_s in self._split_by_start(node, added, now_s, start_s):
+                if gpus and ready_s > now_s:
+                    state.starting.append(_PodGroup(node.name, gpus, ready_s))
             self._pods[node.name] += added
             missing -= added
         self._record(pool, now_s)
+
+    def _list_rooms(self, state: _InferencePool) -> Iterator[tuple[Node, int]]:
+        """Yield nodes with the pods that they can have, in the order of use."""
+        for node, most in _order_by_use(state.nodes):
+            yield node, min(most, self._count_room(node))
+
+    def _count_room(self, node: Node) -> int:
+        """Return the GPUs of the node that pods can use, those that they use included."""
+        if node.name in self._down:
+            return 0
+        loan = self._loans.get(node.name)
+        return node.gpus if loan is None else loan.count_kept_gpus(node)
+
+    def _split_by_start(self, node: Node, gpus: int, now_s: float, start_s: float) -> Iterator[tuple[int, float]]:
+        """Yield the numbers of new pods on a node, with the time from which they serve.
+
+        Pods on GPUs that a partial loan left to inference start as elsewhere, the others once the node is warm again.
+        """
+        warm_gpus, cold_until_s = self._cold_until_s.get(node.name, (node.gpus, now_s))
+        at_once = max(0, min(gpus, warm_gpus - self._pods[node.name]))
+        yield at_once, now_s + start_s
+        yield gpus - at_once, max(now_s + start_s, cold_until_s)
 
     def _end_pods(self, state: _InferencePool, gpus: int) -> None:
         """End so many pods: those that start last, then those on the last nodes."""
@@ -185,8 +209,9 @@ class SimulatedNodes:
             self._pods[group.node] -= ended
             gpus -= ended
         state.starting = [group for group in state.starting if group.gpus]
-        for node in reversed(state.nodes):
-            ended = min(gpus, self._pods[node.name])
+        for node, most in reversed(_order_by_use(state.nodes)):
+            left = node.gpus - node.loan_gpus if most == node.gpus and node.lendable_gpus else 0
+            ended = max(0, min(gpus, self._pods[node.name] - left))
             self._pods[node.name] -= ended
             gpus -= ended
 
@@ -206,3 +231,13 @@ class SimulatedNodes:
         unserved = max(0.0, min(state.demand, capacity) - pods)
         if unserved != (state.unserved[-1][1] if state.unserved else 0.0):
             state.unserved.append((at_s, unserved))
+
+
+def _order_by_use(nodes: Sequence[Node]) -> list[tuple[Node, int]]:
+    """Return nodes with a number of pods, in the order in which pods fill them up to it.
+
+    GPUs that no loan takes come first, then whole nodes, then the parts of nodes that a loan takes.
+    """
+    partial = [node for node in nodes if node.lendable_gpus]
+    whole = [(node, node.gpus) for node in nodes if not node.lendable_gpus]
+    return [*((node, node.gpus - node.loan_gpus) for node in partial), *whole, *((node, node.gpus) for node in partial)]

@@ -67,6 +67,8 @@ GPU_LABEL = f"{GROUP}/gpu"
 """GPU model of a node as a profile name. Overrides the product label."""
 LENDABLE_LABEL = f"{GROUP}/lendable"
 """On a node: with the value "false", the node is not lent."""
+LENDABLE_GPUS_LABEL = f"{GROUP}/lendable-gpus"
+"""On a node: how many of its GPUs a loan takes while inference serves from the others."""
 
 SERVING_LABEL = f"{GROUP}/serving"
 """On a warm standby replica: "true" while it gets requests, else "false". Its Services select "true"."""

@@ -26,6 +26,7 @@ from scheduler.kubernetes.node_lending import is_closed_to_inference
 from scheduler.kubernetes.pod_changes import plan_pod_changes
 from scheduler.kubernetes.pod_view import PodView
 from scheduler.kubernetes.provisioning_errors import ProvisioningFailure
+from scheduler.kubernetes.unplaced_replicas import assign_unplaced_replicas
 
 _EXTERNAL_REASONS = (
     "Evicted", "NodeAffinity", "NodeLost", "NodePorts", "NodeShutdown", "OutOf", "Preempting", "Shutdown",
@@ -212,8 +213,9 @@ def observe_nodes(
     """Return the state of every node in `desired`. A node that the cluster does not have is down.
 
     GPUs of foreign pods count as inference on inference pools, else as other use. An offered node counts as used until
-    it is closed to inference, because inference pods can still be scheduled there. Standby replicas that are awake use
-    all GPUs of their node, and an offered node counts as used until they sleep.
+    it is closed to inference, because inference pods can still be scheduled there. A partially offered node is never
+    closed, and its pods count as they are. So do pods that found no GPUs and would fit on it without training. Standby
+    replicas that are awake use all GPUs of their node, and an offered node counts as used until they sleep.
     """
     foreign_gpus: dict[str, int] = {}
     starts: dict[str, ReplicaStart] = {}
@@ -222,12 +224,14 @@ def observe_nodes(
             foreign_gpus[pod.node] = foreign_gpus.get(pod.node, 0) + pod.gpus
             if pod.gpus and pod.replica_start is not None:
                 starts[pod.node] = max(starts.get(pod.node, pod.replica_start), pod.replica_start, key=_ready_at_s)
+    for name, gpus in assign_unplaced_replicas(desired, view).items():
+        foreign_gpus[name] = foreign_gpus.get(name, 0) + gpus
     facts = {}
     for name, node in desired.nodes.items():
         seen, used, loan = view.nodes.get(name), foreign_gpus.get(name, 0), desired.loans.get(name)
         serves = desired.pools[node.pool].kind is PoolKind.INFERENCE
         asleep = standby.get(name)
-        if seen is not None and loan is not None and loan.state is LoanState.OFFERED:
+        if seen is not None and loan is not None and loan.state is LoanState.OFFERED and not loan.is_partial:
             is_free = is_closed_to_inference(loan, seen) and (asleep is None or asleep.phase is StandbyPhase.ASLEEP)
             used = used if is_free else max(used, 1)
         elif asleep is not None and not (loan is not None and loan.is_in_effect):

@@ -1,7 +1,9 @@
 """Lending and returning nodes: the missing steps towards the decided loans, and their API calls.
 
-A lent node has a taint, which keeps inference pods off, and a label with its loan. Inference pods leave by eviction,
-within their disruption budgets. A node without our label, or without our taint and epoch, is never touched.
+A node that is lent as a whole has a taint, which keeps inference pods off, and a label with its loan. Inference pods
+leave by eviction, within their disruption budgets. A partially lent node has neither: its inference pods stay, and
+the device plugin gives each pod GPUs of its own. A node without our label, or without our taint and epoch, is never
+touched.
 """
 
 from __future__ import annotations
@@ -65,19 +67,25 @@ def plan_lending_steps(
     }
     _reserve_for_evicted_pods(desired, nodes, on_node, free_gpus)
     for name, loan in sorted(desired.loans.items()):
-        if loan.is_in_effect and name in nodes:
+        if loan.is_in_effect and not loan.is_partial and name in nodes:
             steps.extend(_steps_for_loan(loan, nodes[name], on_node.get(name, []), free_gpus[loan.pool], nodes))
     for name, node in sorted(nodes.items()):
-        current = desired.loans.get(name)
-        is_on_loan = current is not None and current.is_in_effect
-        if _is_lent(node) and not is_on_loan and not _has_own_pods(on_node.get(name, [])):
+        if _is_lent(node) and _may_untaint(desired.loans.get(name), on_node.get(name, [])):
             steps.append(UntaintNode(node))
     return tuple(steps)
 
 
 def is_closed_to_inference(loan: Loan | None, node: NodeView) -> bool:
-    """Return whether no more inference pods can be scheduled on the lent node."""
-    return loan is not None and loan.is_in_effect and node.is_tainted and node.loan == loan.id
+    """Return whether no more inference pods can be scheduled on the lent node. Never for a partial loan."""
+    is_whole = loan is not None and loan.is_in_effect and not loan.is_partial
+    return is_whole and node.is_tainted and loan is not None and node.loan == loan.id
+
+
+def _may_untaint(loan: Loan | None, pods: Iterable[PodView]) -> bool:
+    """Return whether a node with our taint need not have it: it is not lent and no job is on it, or lent in part."""
+    if loan is None or not loan.is_in_effect:
+        return not _has_own_pods(pods)
+    return loan.is_partial
 
 
 def _steps_for_loan(
@@ -120,13 +128,16 @@ def _select_foreign_pods(pods: Iterable[PodView]) -> list[PodView]:
 def _count_free_gpus(
     pool: str, desired: Snapshot, nodes: Mapping[str, NodeView], on_node: Mapping[str, Sequence[PodView]]
 ) -> dict[str, int]:
-    """Return the GPUs that are free for inference, on nodes of the pool that are neither lent nor cordoned."""
+    """Return the GPUs that are free for inference, on nodes of the pool that are neither wholly lent nor cordoned."""
     free_gpus = {}
     for name, node in desired.nodes.items():
-        view, loan = nodes.get(name), desired.loans.get(name)
-        on_loan = loan is not None and loan.is_in_effect
-        if node.pool == pool and view is not None and view.is_ready and not (view.is_cordoned or view.loan or on_loan):
-            free_gpus[name] = view.gpus - sum(pod.gpus for pod in on_node.get(name, ()))
+        view, loan, pods = nodes.get(name), desired.loans.get(name), on_node.get(name, ())
+        if node.pool != pool or view is None or not view.is_ready or view.is_cordoned or view.loan:
+            continue
+        if loan is None or not loan.is_in_effect:
+            free_gpus[name] = view.gpus - sum(pod.gpus for pod in pods)
+        elif loan.is_partial:
+            free_gpus[name] = loan.count_kept_gpus(node) - sum(pod.gpus for pod in pods if not pod.is_ours)
     return free_gpus
 
 

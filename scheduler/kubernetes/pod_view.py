@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from scheduler.domain.node_selection import NodeTerms, Toleration, matches_terms, parse_terms, parse_tolerations
 from scheduler.domain.observation import ReplicaStart
 from scheduler.domain.pod_requirements import compute_pod_requests
 from scheduler.domain.quantities import Resources
@@ -18,6 +19,7 @@ from scheduler.kubernetes.api_objects import (
     SCHEDULER_NAME,
     parse_count,
 )
+from scheduler.kubernetes.node_view import NodeView, find_untolerated_taints
 from scheduler.kubernetes.prefetch_pods import ImageSet, PrefetchState, list_images, parse_prefetch
 from scheduler.kubernetes.resources.meta import parse_time_s
 
@@ -30,6 +32,22 @@ _REJECTION = "Pod was rejected"
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSelection:
+    """The nodes on which the spec of a pod permits it to run."""
+
+    selector: Mapping[str, str] = field(default_factory=dict)
+    terms: NodeTerms = ()
+    tolerations: tuple[Toleration, ...] = ()
+
+    def matches(self, node: NodeView) -> bool:
+        """Return whether labels and taints of the node, our own taint excepted, admit the pod."""
+        if find_untolerated_taints(node.taints, self.tolerations):
+            return False
+        has_labels = all(node.labels.get(name) == value for name, value in self.selector.items())
+        return has_labels and matches_terms(self.terms, node.name, node.labels)
+
+
+@dataclass(frozen=True, slots=True)
 class PodView:
     """A pod.
 
@@ -39,7 +57,8 @@ class PodView:
     its volumes and network are ready, or it has no node yet. `replica_start` is how long a pod that is not Ebbtide's
     took from its node to readiness; None before it is ready, and once a container has restarted. `address`, `is_ready`
     and `labels` are those of pods that are not Ebbtide's; the address is empty unless the pod runs. `images` are those
-    of other pods that request GPUs. `prefetch` is set on pods that Ebbtide created for a prefetch.
+    of other pods that request GPUs. `prefetch` is set on pods that Ebbtide created for a prefetch. `unschedulable` is
+    set if the Kubernetes scheduler has found no node for a pod that is not Ebbtide's and requests GPUs.
     """
 
     namespace: str
@@ -64,6 +83,7 @@ class PodView:
     labels: Mapping[str, str] = field(default_factory=dict)
     images: ImageSet | None = None
     prefetch: PrefetchState | None = None
+    unschedulable: NodeSelection | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -114,6 +134,24 @@ def parse_pod_view(pod: Mapping[str, Any]) -> PodView:
         labels={} if is_ours else labels,
         images=list_images(meta.get("namespace", ""), spec) if gpus and not is_ours else None,
         prefetch=None if is_ours else parse_prefetch(pod),
+        unschedulable=None if is_ours or "deletionTimestamp" in meta else _find_unschedulable(spec, status),
+    )
+
+
+def _find_unschedulable(spec: Mapping[str, Any], status: Mapping[str, Any]) -> NodeSelection | None:
+    """Return the nodes that a pod with GPUs accepts if the Kubernetes scheduler has found none with room."""
+    if spec.get("nodeName") or not count_requested_gpus(spec) or spec.get("schedulerName") == SCHEDULER_NAME:
+        return None
+    conditions = (each for each in status.get("conditions") or () if each.get("type") == "PodScheduled")
+    if not any(each.get("status") == "False" and each.get("reason") == "Unschedulable" for each in conditions):
+        return None
+    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    return NodeSelection(
+        spec.get("nodeSelector") or {},
+        () if affinity is None else parse_terms(affinity),
+        parse_tolerations(spec.get("tolerations")),
     )
 
 

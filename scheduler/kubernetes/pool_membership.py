@@ -9,9 +9,9 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from scheduler.domain.commands import AddNode, ChangeNode, CommandBody, CordonNode, RemoveNode, UncordonNode
-from scheduler.domain.fleet import Node
+from scheduler.domain.fleet import Node, PoolKind
 from scheduler.domain.snapshot import Snapshot
-from scheduler.kubernetes.api_objects import GPU_MEMORY_LABEL
+from scheduler.kubernetes.api_objects import GPU_MEMORY_LABEL, LENDABLE_GPUS_LABEL
 from scheduler.kubernetes.gpu_labels import GpuModel, GpuSharing, NodeGpus, find_gpu_model
 from scheduler.kubernetes.node_view import find_untolerated_taints
 from scheduler.kubernetes.resources.fleet import ClusterNode, PoolResource, to_fleet_node
@@ -22,12 +22,13 @@ LISTED_MAX = 10
 
 
 class NodeProblem(StrEnum):
-    """Why a node of a pool cannot run ranks, most important first. The values are reasons of the condition."""
+    """Why a node of a pool cannot run ranks or be lent, most important first. The values are reasons of conditions."""
 
     UNKNOWN_GPU_MODEL = "UnknownGpuModel"
     GPUS_NOT_WHOLE = "GpusNotWhole"
     WITHOUT_GPUS = "NodesWithoutGpus"
     TAINTS_NOT_TOLERATED = "TaintsNotTolerated"
+    LENDABLE_GPUS_INVALID = "LendableGpusInvalid"
 
 
 _MESSAGES: Mapping[NodeProblem, str] = MappingProxyType(
@@ -42,6 +43,10 @@ _MESSAGES: Mapping[NodeProblem, str] = MappingProxyType(
         NodeProblem.WITHOUT_GPUS: "nodes without allocatable nvidia.com/gpu: {nodes}",
         NodeProblem.TAINTS_NOT_TOLERATED: (
             "nodes with taints that the pool does not tolerate: {nodes}; add them to tolerations"
+        ),
+        NodeProblem.LENDABLE_GPUS_INVALID: (
+            "nodes that are not lent, because their label ebbtide.dev/lendable-gpus is no number of GPUs from 1 to one "
+            "less than the node has: {nodes}; correct the label, or remove it to lend whole nodes"
         ),
     }
 )
@@ -191,6 +196,8 @@ def _find_problems(
         yield NodeProblem.GPUS_NOT_WHOLE, f" ({hardware.sharing})"
     elif models.find(cluster_node, pool) is None:
         yield NodeProblem.UNKNOWN_GPU_MODEL, f' ("{pool.gpu or hardware.label}")'
+    if pool.pool.kind is PoolKind.INFERENCE and cluster_node.gpus > 0 and cluster_node.count_lendable_gpus() is None:
+        yield NodeProblem.LENDABLE_GPUS_INVALID, f' ("{cluster_node.labels[LENDABLE_GPUS_LABEL]}")'
 
 
 def compute_node_commands(
@@ -223,8 +230,8 @@ def compute_node_commands(
                 bodies[f"cordon-{name}"] = CordonNode(name)
         elif node.cordoned and not node.quarantine and name in previously_cordoned:
             bodies[f"uncordon-{name}"] = UncordonNode(name)
-        if stays and member is not None and member.lendable is not node.lendable:
-            bodies[f"change-{name}"] = ChangeNode(name, member.lendable)
+        if stays and member is not None and _lending_key(member) != _lending_key(node):
+            bodies[f"change-{name}"] = ChangeNode(name, member.lendable, member.lendable_gpus)
     for name, member in membership.nodes.items():
         if name not in snapshot.nodes:
             bodies[f"add-{name}"] = AddNode(member)
@@ -248,6 +255,10 @@ def _hardware_key(node: Node) -> tuple[str, str, int]:
     Memory is excluded: a new release may correct it, which is no reason to drain nodes.
     """
     return node.pool, node.gpu, node.gpus
+
+
+def _lending_key(node: Node) -> tuple[bool, tuple[int, ...]]:
+    return node.lendable, node.lendable_gpus
 
 
 def _format_nodes(details: Mapping[str, str]) -> str:

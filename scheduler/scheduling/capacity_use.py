@@ -62,9 +62,9 @@ def classify_capacity(snapshot: Snapshot) -> Mapping[str, PoolUse]:
     counts = {name: _PoolCounts(is_owned=pool.kind is PoolKind.TRAINING) for name, pool in snapshot.pools.items()}
     wanted = {gpu: waiting.wants(gpu) for gpu in {node.gpu for node in snapshot.nodes.values()}}
     for name, node in snapshot.nodes.items():
-        is_lent = name in loans and snapshot.is_lent(node)
-        held = holders.get(name)
-        counts[node.pool].add(node, len(held) if held else 0, is_lent, wanted[node.gpu])
+        loan, held = loans.get(name), holders.get(name)
+        lent = loan.count_gpus(node) if loan is not None and loan.is_lent else 0
+        counts[node.pool].add(node, len(held) if held else 0, lent, wanted[node.gpu])
     return {pool: _build_use(snapshot, pool, counted, waiting) for pool, counted in counts.items()}
 
 
@@ -98,10 +98,13 @@ class _PoolCounts:
         self.inference = self.used = self.lent_used = self.lent_idle = self.free = self.other = self.down = 0
         self.lent_idle_waited = self.free_waited = self.lent_nodes = 0
 
-    def add(self, node: Node, held: int, is_lent: bool, is_wanted: bool) -> None:
-        """Count the GPUs of a node, of which jobs hold `held`. `is_wanted`: a pending job accepts its GPU model."""
+    def add(self, node: Node, held: int, lent: int, is_wanted: bool) -> None:
+        """Count the GPUs of a node, of which jobs hold `held` and `lent` are on loan.
+
+        Inference uses GPUs that are not lent first. `is_wanted`: a pending job accepts the node's GPU model.
+        """
         self.models.add(node.gpu)
-        self.lent_nodes += is_lent
+        self.lent_nodes += lent > 0
         if node.state is NodeState.DOWN:
             self.down += node.gpus
             return
@@ -118,9 +121,11 @@ class _PoolCounts:
             self.lent_used += held
         if node.cordoned:
             self.down += unused
-        elif is_lent:
-            self.lent_idle += unused
-            self.lent_idle_waited += unused if is_wanted else 0
+        elif lent:
+            idle = min(unused, max(0, lent - held))
+            self.lent_idle += idle
+            self.lent_idle_waited += idle if is_wanted else 0
+            self.free += unused - idle
         else:
             self.free += unused
             self.free_waited += unused if is_wanted else 0

@@ -50,7 +50,7 @@ from scheduler.domain.commands import (
 )
 from scheduler.domain.demand_source import describe_source_conflict
 from scheduler.domain.events import EventCode, JobStep
-from scheduler.domain.fleet import LoanState
+from scheduler.domain.fleet import LoanState, Node, find_lendable_gpus_problem
 from scheduler.domain.hardware import GpuProfile
 from scheduler.domain.job import Intent, Job, Progress
 from scheduler.domain.job_account import JobAccount
@@ -365,10 +365,26 @@ def _change_node(
             snapshot.nodes[name] = replace(node, cordoned=False, draining=False, quarantine="", incidents=())
             done = "released from quarantine" if node.quarantine else "uncordoned"
             snapshot.record_event(EventCode.NODE_CHANGED, name, f"node {name} was {done}")
-        case ChangeNode(lendable=lendable) if lendable is not node.lendable:
-            snapshot.nodes[name] = replace(node, lendable=lendable)
-            message = f"node {name} can {'be lent again' if lendable else 'no longer be lent'}"
-            snapshot.record_event(EventCode.NODE_CHANGED, name, message)
+        case ChangeNode():
+            _change_lending_of_node(snapshot, node, change)
+
+
+def _change_lending_of_node(snapshot: MutableSnapshot, node: Node, change: ChangeNode) -> None:
+    """Set whether the node can be lent and which GPUs a loan takes, with an event for each that changed."""
+    lendable = node.lendable if change.lendable is None else change.lendable
+    lendable_gpus = node.lendable_gpus if change.lendable_gpus is None else change.lendable_gpus
+    if problem := find_lendable_gpus_problem(lendable_gpus, node.gpus):
+        snapshot.refuse(node.name, f"lendable_gpus of node {node.name} must be {problem}, got {list(lendable_gpus)}")
+        return
+    changed = replace(node, lendable=lendable, lendable_gpus=lendable_gpus)
+    if changed != node:
+        snapshot.nodes[node.name] = changed
+    if lendable is not node.lendable:
+        message = f"node {node.name} can {'be lent again' if lendable else 'no longer be lent'}"
+        snapshot.record_event(EventCode.NODE_CHANGED, node.name, message)
+    if lendable_gpus != node.lendable_gpus:
+        part = f"{len(lendable_gpus)} of its {node.gpus} GPUs" if lendable_gpus else "the whole node"
+        snapshot.record_event(EventCode.NODE_CHANGED, node.name, f"loans of node {node.name} take {part}")
 
 
 def _veto_loan(snapshot: MutableSnapshot, veto: VetoLoan, command: Command) -> None:

@@ -115,7 +115,7 @@ def _count_lent_gpus(snapshot: MutableSnapshot, pool: str) -> int:
     loans, shadow = snapshot.loans, snapshot.shadows.get(pool)
     lent_gpus = snapshot.original.index.lent_gpus.get(pool, 0)
     names = shadow.nodes if shadow is not None and snapshot.pools[pool].lending.is_shadow else ()
-    would_be = (snapshot.nodes[name].gpus for name in names if name in snapshot.nodes and name not in loans)
+    would_be = (snapshot.nodes[name].loan_gpus for name in names if name in snapshot.nodes and name not in loans)
     return lent_gpus + sum(would_be)
 
 

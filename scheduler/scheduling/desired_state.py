@@ -145,7 +145,7 @@ def retarget(
 def _apply_node_decision(snapshot: MutableSnapshot, decision: NodeDecision) -> None:
     now_s, node = snapshot.now_s, decision.node
     owned, loan_id = snapshot.original.nodes[node], build_loan_id(node, snapshot.next_generation)
-    new_loan = partial(Loan, loan_id, node, owned.pool, gpus=owned.gpus)
+    new_loan = partial(Loan, loan_id, node, owned.pool, gpus=owned.loan_gpus, indices=owned.lendable_gpus)
     match decision:
         case ProposeLoan(offer_at_s=offer_at_s):
             snapshot.put_loan(new_loan(LoanState.PROPOSED, offer_at_s, now_s, proposed_at_s=now_s))

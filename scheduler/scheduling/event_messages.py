@@ -108,7 +108,7 @@ def unmet_demand_events(before: Snapshot, decisions: Iterable[Decision]) -> Iter
         kept = before.capacity(pool) - before.index.lent_gpus.get(pool, 0)
         if reading is None or reading.gpus <= kept:
             continue
-        gpus = sum(before.nodes[each.node].gpus for each in recalled)
+        gpus = sum(before.loans[each.node].count_gpus(before.nodes[each.node]) for each in recalled)
         return_by_s = max(each.return_by_s for each in recalled)
         message = (
             f"inference of pool {pool} needs {reading.gpus:.1f} GPUs, but {kept} are not lent: {gpus} GPUs come back "

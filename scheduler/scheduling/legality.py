@@ -161,6 +161,10 @@ def _check_occupancy(
     node, view = snapshot.original.nodes[name], snapshot.view()
     if new and not view.serves_training(node):
         yield Invariant.NODE_NOT_SERVING, f"node {name} does not accept new workers"
+    if view.is_partly_lent(node):
+        lent = snapshot.loans[name].indices
+        if serving := [index for index in indices if index not in lent]:
+            yield Invariant.GPU_NOT_LENT, f"inference serves from GPUs {serving} of {name}; GPUs {list(lent)} are lent"
     if new and view.is_lent(node) and not job.accepts_lent_nodes:
         yield Invariant.LENT_NODE_BARRED, f"node {name} is lent, and the job runs on owned nodes only"
     if not new and node.state is not NodeState.UP:
@@ -207,7 +211,7 @@ def _check_new_loan(
         yield Invariant.NODE_NOT_SERVING, f"node {node.name} is down or cordoned"
     if not node.lendable:
         yield Invariant.WRONG_STATE, f"node {node.name} is not lendable"
-    if node.standby is not None and (obstacle := node.standby.find_loan_obstacle(now_s)):
+    if obstacle := node.find_standby_obstacle(now_s):
         yield Invariant.WRONG_STATE, f"node {node.name} has no replica that can sleep: {obstacle}"
     if now_s < node.vetoed_until_s:
         yield Invariant.LOAN_VETOED, f"a veto protects node {node.name} for {node.vetoed_until_s - now_s:.0f} s"
@@ -280,11 +284,16 @@ def _find_unexpected_runs(snapshot: Snapshot, observation: Observation) -> list[
 
 def _find_unlent_use(snapshot: Snapshot, observation: Observation, unexpected: Iterable[Run]) -> Iterator[Breach]:
     for run in observation.runs if snapshot.index.held_without_loan else unexpected:
-        for name in run.gpus:
+        for name, indices in run.gpus.items():
             node = snapshot.nodes.get(name)
-            if node is None or snapshot.pools[node.pool].kind is PoolKind.TRAINING or snapshot.is_lent(node):
+            if node is None or snapshot.pools[node.pool].kind is PoolKind.TRAINING:
                 continue
-            yield Breach(BreachKind.ON_UNLENT_NODE, name, f"job {run.job_id} runs on {name}, which is not lent")
+            loan = snapshot.loans.get(name)
+            if loan is None or not loan.is_lent:
+                yield Breach(BreachKind.ON_UNLENT_NODE, name, f"job {run.job_id} runs on {name}, which is not lent")
+            elif loan.is_partial and (foreign := [index for index in indices if index not in loan.indices]):
+                detail = f"job {run.job_id} runs on GPUs {foreign} of {name}, which are not on loan"
+                yield Breach(BreachKind.ON_UNLENT_NODE, name, detail)
 
 
 def _find_double_use(observation: Observation, unexpected: Iterable[Run]) -> Iterator[Breach]:

@@ -20,7 +20,7 @@ PENDING_JOBS_MAX = 200
 
 
 class PastNode(NamedTuple):
-    """A node with its GPU model, and the numbers of GPUs that jobs held and that inference used."""
+    """A node with its GPU model, and the numbers of GPUs that jobs held, that inference used and that were lent."""
 
     name: str
     pool: str
@@ -29,6 +29,7 @@ class PastNode(NamedTuple):
     gpus: int
     held: int
     inference: int
+    lent: int = 0
 
 
 class PastJob(NamedTuple):
@@ -125,8 +126,9 @@ def capture_node(snapshot: Snapshot, name: str) -> PastNode:
     """Return the state of one node."""
     node = snapshot.nodes[name]
     held = len(snapshot.index.holders.get(name, ()))
-    use = find_node_use(node, snapshot, held)
-    return PastNode(name, node.pool, node.gpu, use, node.gpus, held, node.inference_gpus)
+    use, loan = find_node_use(node, snapshot, held), snapshot.loans.get(name)
+    lent = loan.count_gpus(node) if loan is not None and loan.is_lent else 0
+    return PastNode(name, node.pool, node.gpu, use, node.gpus, held, node.inference_gpus, lent)
 
 
 def capture_job(job: Job) -> PastJob:

@@ -33,6 +33,7 @@ class LendingObstacle(StrEnum):
     NODES_VETOED = "NodesVetoed"
     NODES_CORDONED = "NodesCordoned"
     REPLICAS_CANNOT_SLEEP = "ReplicasCannotSleep"
+    LENDABLE_GPUS_IN_USE = "LendableGpusInUse"
     NO_JOB_WANTS_GPUS = "NoJobWantsGpus"
     NEXT_FULL_PASS = "NextFullPass"
 
@@ -59,7 +60,8 @@ class PoolExplanation:
         assessment: the numbers by which the policy decides.
         cordoned_nodes, vetoed_nodes: nodes that are up, not on loan, and cannot be lent for this reason.
         standby_blocked_nodes: nodes that are up, not on loan, and without a standby replica that can sleep.
-        lent_nodes: loans that are offered, active or recalled. `proposed_nodes` are proposals.
+        partly_used_nodes: nodes that are up, not on loan, and of which inference uses GPUs that a partial loan takes.
+        lent_nodes: loans that are offered, active or recalled, of `lent_gpus` GPUs. `proposed_nodes` are proposals.
         wanted: what jobs could use, by GPU model of the pool's nodes.
         next_full_pass_at_s: when loans are considered next, in seconds since 1970 (UTC).
         budget_left: share of the promised short intervals that is left; None with a fixed quantile.
@@ -73,7 +75,9 @@ class PoolExplanation:
     cordoned_nodes: int
     vetoed_nodes: int
     standby_blocked_nodes: int
+    partly_used_nodes: int
     lent_nodes: int
+    lent_gpus: int
     proposed_nodes: int
     wanted: Mapping[str, WantedModel]
     next_full_pass_at_s: float
@@ -90,6 +94,8 @@ class _PoolView:
     assessment: LendingAssessment
     idle: tuple[Node, ...]
     lent_nodes: int
+    lent_gpus: int
+    live_gpus: int
     proposed_nodes: int
 
     @property
@@ -107,11 +113,20 @@ class _PoolView:
     @property
     def standby_obstacles(self) -> dict[str, str]:
         """Why nodes cannot be lent whose standby replicas cannot sleep, by node."""
-        now_s = self.snapshot.now_s
-        obstacles = {
-            node.name: node.standby.find_loan_obstacle(now_s) for node in self.idle if node.standby is not None
-        }
+        obstacles = {node.name: node.find_standby_obstacle(self.snapshot.now_s) for node in self.idle}
         return {name: obstacle for name, obstacle in sorted(obstacles.items()) if obstacle}
+
+    @property
+    def partly_used_nodes(self) -> int:
+        return sum(bool(node.lendable_gpus and node.displaced_gpus) for node in self.idle)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more loan is bearable: by number, and by the GPUs of the smallest lendable node."""
+        if self.lent_nodes + self.proposed_nodes >= self.assessment.lasting_nodes:
+            return False
+        smallest = min((node.loan_gpus for node in self.lendable), default=0)
+        return self.live_gpus + smallest <= self.assessment.lasting_gpus
 
     @property
     def next_full_pass_at_s(self) -> float:
@@ -149,6 +164,8 @@ def explain_pool(snapshot: Snapshot, policies: StagePolicies, name: str) -> Pool
         assessment=assess_lending(snapshot, pool, policies.settings),
         idle=tuple(node for node in nodes if node.state is NodeState.UP and node.name not in live),
         lent_nodes=len(live) - proposed,
+        lent_gpus=sum(loan.count_gpus(snapshot.nodes[node]) for node, loan in live.items() if loan.is_in_effect),
+        live_gpus=snapshot.index.live_loan_gpus.get(name, 0),
         proposed_nodes=proposed,
     )
     wanted = {gpu: view.count_wanted(gpu) for gpu in sorted({node.gpu for node in nodes})}
@@ -162,7 +179,9 @@ def explain_pool(snapshot: Snapshot, policies: StagePolicies, name: str) -> Pool
         cordoned_nodes=view.cordoned_nodes,
         vetoed_nodes=view.vetoed_nodes,
         standby_blocked_nodes=len(view.standby_obstacles),
+        partly_used_nodes=view.partly_used_nodes,
         lent_nodes=view.lent_nodes,
+        lent_gpus=view.lent_gpus,
         proposed_nodes=view.proposed_nodes,
         wanted=wanted,
         next_full_pass_at_s=view.next_full_pass_at_s,
@@ -177,7 +196,7 @@ def _find_obstacle(view: _PoolView, wanted: Mapping[str, WantedModel]) -> PoolRe
         return view.assessment.blocks[0]
     if view.pool.lending.is_shadow:
         return LendingObstacle.SHADOW_MODE
-    if view.lent_nodes + view.proposed_nodes >= view.assessment.lasting_nodes:
+    if not view.has_room:
         return LendingObstacle.PROPOSALS_WAITING if view.proposed_nodes else _find_bound(view)
     if not view.lendable:
         return _find_missing_nodes(view)
@@ -190,8 +209,9 @@ def _find_bound(view: _PoolView) -> PoolReasonCode:
     found = view.assessment
     if found.lasting_nodes < found.nodes and view.lent_nodes < found.nodes:
         return LendingObstacle.LOAN_TOO_SHORT
-    if found.bound is LendingBound.DEMAND and view.budget_left == 0.0:
-        return LendingObstacle.BUDGET_SPENT
+    is_short_of_gpus = view.lent_nodes + view.proposed_nodes < found.lasting_nodes
+    if found.bound is LendingBound.DEMAND or is_short_of_gpus:
+        return LendingObstacle.BUDGET_SPENT if view.budget_left == 0.0 else LendingBound.DEMAND
     if found.bound is LendingBound.KEPT_NODES and not view.pool.lending.kept_nodes_min:
         return _find_missing_nodes(view)
     return found.bound
@@ -202,7 +222,9 @@ def _find_missing_nodes(view: _PoolView) -> PoolReasonCode:
         return LendingObstacle.NODES_VETOED
     if view.standby_obstacles:
         return LendingObstacle.REPLICAS_CANNOT_SLEEP
-    return LendingObstacle.NODES_CORDONED if view.cordoned_nodes else LendingObstacle.ALL_NODES_LENT
+    if view.cordoned_nodes:
+        return LendingObstacle.NODES_CORDONED
+    return LendingObstacle.LENDABLE_GPUS_IN_USE if view.partly_used_nodes else LendingObstacle.ALL_NODES_LENT
 
 
 def _summarize(view: _PoolView, code: PoolReasonCode) -> str:
@@ -238,6 +260,11 @@ def _summarize(view: _PoolView, code: PoolReasonCode) -> str:
             node, obstacle = next(iter(view.standby_obstacles.items()))
             nodes = f"{len(view.standby_obstacles)} of the nodes that are not on loan"
             return f"{nodes} have no replica that can be idle; {node}: {obstacle}"
+        case LendingObstacle.LENDABLE_GPUS_IN_USE:
+            return (
+                f"inference uses lendable GPUs of {view.partly_used_nodes} of the nodes that are not on loan, and no "
+                "pod is moved for a loan of a part of a node"
+            )
         case LendingObstacle.NEXT_FULL_PASS:
             wait_s = view.next_full_pass_at_s - view.snapshot.now_s
             return f"new loans are made in full passes, and the next one is in {wait_s:.0f} s"
@@ -294,6 +321,7 @@ _LEVERS: dict[PoolReasonCode, str] = {
     LendingObstacle.NODES_VETOED: "Wait for the end of the veto, or lower lending.veto_s for later ones.",
     LendingObstacle.NODES_CORDONED: "Run `ebbtide uncordon` for nodes that work.",
     LendingObstacle.REPLICAS_CANNOT_SLEEP: "Correct the replicas or lending.standby. A failed node is tried again.",
+    LendingObstacle.LENDABLE_GPUS_IN_USE: "Wait for inference to need fewer GPUs there, or change lendable_gpus.",
     LendingObstacle.NO_JOB_WANTS_GPUS: "Submit jobs that can use these GPU models, or widen the range of running ones.",
     LendingObstacle.NEXT_FULL_PASS: "Wait.",
 }

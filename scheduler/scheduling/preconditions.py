@@ -98,7 +98,7 @@ def pool_etag(pool: Pool) -> str:
 
 def node_etag(node: Node) -> str:
     shape = [node.name, node.pool, node.gpu, node.gpus, node.gpu_memory_bytes]
-    return _hash_etag([*shape, node.cordoned, node.draining, node.lendable])
+    return _hash_etag([*shape, node.cordoned, node.draining, node.lendable, *node.lendable_gpus])
 
 
 def queue_etag(queue: JobQueue) -> str:

@@ -122,10 +122,10 @@ class _RecallTracker:
         return RecallUpdate(self._before if unchanged else self._open, settled, tuple(self._closed))
 
     def _await_serving(self, receipt: RecallReceipt) -> None:
-        """Close the receipt of a returned node once inference uses it, or can no longer do so in time."""
+        """Close the receipt of a returned node once inference uses returned GPUs, or can no longer do so in time."""
         node = self._observed.nodes.get(receipt.node)
         assert receipt.settled_at_s is not None
-        if node is not None and node.inference_gpus:
+        if node is not None and node.inference_gpus > node.gpus - receipt.gpus:
             self._close(receipt, serving_at_s=self._now_s)
         elif node is None or self._now_s - receipt.settled_at_s >= SERVING_WAIT_S:
             self._close(receipt)
@@ -143,7 +143,7 @@ class _RecallTracker:
             loan_id=loan.id,
             node=node.name,
             pool=loan.pool,
-            gpus=node.gpus,
+            gpus=loan.count_gpus(node),
             code=decision.reason.code,
             detail=decision.reason.detail,
             asked_at_s=self._now_s,

@@ -125,12 +125,15 @@ def _abandon_start(snapshot: MutableSnapshot, job: Job, outage_s: float) -> None
 
 
 def _activate_loans(snapshot: MutableSnapshot) -> None:
-    """Activate the loans of offered nodes that inference has left."""
+    """Activate the loans of offered nodes on which inference uses only the GPUs that the loan leaves to it."""
     for name in sorted(snapshot.original.index.offered):
-        loan = snapshot.loans[name]
-        if loan.state is LoanState.OFFERED and snapshot.nodes[name].inference_gpus == 0:
+        loan, node = snapshot.loans[name], snapshot.nodes[name]
+        if loan.state is LoanState.OFFERED and node.inference_gpus <= loan.count_kept_gpus(node):
             snapshot.put_loan(loan.transition_to(LoanState.ACTIVE, snapshot.now_s))
-            snapshot.record_event(EventCode.LOAN_ACTIVE, name, f"inference has left node {name}; training can use it")
+            message = f"inference has left node {name}; training can use it"
+            if loan.is_partial:
+                message = f"inference has left {len(loan.indices)} of {node.gpus} GPUs of node {name} to training"
+            snapshot.record_event(EventCode.LOAN_ACTIVE, name, message)
 
 
 def _track_unused_loans(snapshot: MutableSnapshot) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -23,20 +23,32 @@ _COMPARED = ("combination", "daily seasonal", "persistence")
 
 @dataclass(frozen=True, slots=True)
 class LendingPool:
-    """The nodes of an inference pool: `nodes` of `node_gpus` GPUs, of which a share `headroom` stays free."""
+    """The nodes of an inference pool: `nodes` of `node_gpus` GPUs, of which a share `headroom` stays free.
+
+    Loans of `partial_nodes` of them take `lendable_gpus` GPUs, and loans of the others take the whole node.
+    """
 
     nodes: int
     node_gpus: int
     headroom: float
+    partial_nodes: int = 0
+    lendable_gpus: int = 1
 
     @property
     def gpus(self) -> int:
         return self.nodes * self.node_gpus
 
+    def with_whole_nodes(self) -> LendingPool:
+        """Return the pool as it is if all loans take whole nodes."""
+        return replace(self, partial_nodes=0)
+
     def count_lendable(self, needed_gpus: FloatArray) -> FloatArray:
-        """Return the whole nodes that inference does not need, (m,)."""
-        spare_gpus = self.gpus * (1.0 - self.headroom) - needed_gpus
-        return np.clip(np.floor(spare_gpus / self.node_gpus), 0, self.nodes)
+        """Return the GPUs of nodes, and then of parts of nodes, that inference does not need, (m,)."""
+        spare_gpus = np.maximum(self.gpus * (1.0 - self.headroom) - needed_gpus, 0.0)
+        whole = np.clip(np.floor(spare_gpus / self.node_gpus), 0, self.nodes - self.partial_nodes) * self.node_gpus
+        parts = np.clip(np.floor((spare_gpus - whole) / self.lendable_gpus), 0, self.partial_nodes)
+        lendable: FloatArray = whole + parts * self.lendable_gpus
+        return lendable
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +57,7 @@ class FrontierPoint:
 
     Args:
         quantile: of the forecast; None if it follows from a promised share of short intervals.
-        oracle_share: GPU-hours lent, as a share of those that a forecast without error lends.
+        oracle_share: GPU-hours lent, as a share of those that a forecast without error lends in whole nodes.
         short_ratio: share of intervals in which demand exceeds the GPUs that are not lent, or not back yet.
     """
 
@@ -63,7 +75,7 @@ class RecordedDemand:
     Args:
         peaks: (n,), the largest demand of each bin in GPUs.
         bins: the horizon in bins.
-        lendable: (n,), nodes that can be lent at each bin without a shortage within the horizon.
+        lendable: (n,), GPUs of whole nodes that can be lent at each bin without a shortage within the horizon.
         levels: of `needed`, ascending.
         needed: (n, len(_COMPARED), len(levels)), demand that a loan must leave room for; infinite before a calibration.
     """
@@ -77,21 +89,21 @@ class RecordedDemand:
     needed: FloatArray
 
     def judge(self, method: str, quantile: float | None, lent: FloatArray) -> FrontierPoint:
-        """Return what lending `lent` nodes at each bin, (n,), gains and costs. A return takes the horizon."""
+        """Return what lending `lent` GPUs at each bin, (n,), gains and costs. A return takes the horizon."""
         best, capacity = float(self.lendable.sum()), self.pool.gpus
         away = sliding_window_view(np.append(np.zeros(self.bins), lent), self.bins + 1).max(axis=1)
-        is_short = (away > 0) & (np.minimum(self.peaks, capacity) > capacity - away * self.pool.node_gpus)
-        gpu_hours = float(lent.sum()) * self.pool.node_gpus * self.step_s / 3_600.0
+        is_short = (away > 0) & (np.minimum(self.peaks, capacity) > capacity - away)
+        gpu_hours = float(lent.sum()) * self.step_s / 3_600.0
         share = float(lent.sum()) / best if best else 1.0
         return FrontierPoint(method, quantile, gpu_hours, share, float(is_short.mean()))
 
     def lend_by_promise(self, rules: LendingPolicy) -> FloatArray:
-        """Return the nodes that a pool lends at each bin, (n,), at the working quantile of its promise."""
+        """Return the GPUs that a pool lends at each bin, (n,), at the working quantile of its promise."""
         capacity = self.pool.gpus
         by_level = self.pool.count_lendable(self.needed[:, 0])
         lent, record = np.zeros(len(self.peaks)), ShortageRecord()
         for index, peak in enumerate(self.peaks.tolist()):
-            away = int(lent[max(0, index - self.bins) : index].max(initial=0.0)) * self.pool.node_gpus
+            away = int(lent[max(0, index - self.bins) : index].max(initial=0.0))
             spare = capacity - min(peak, capacity)
             record = record.observe(index * self.step_s, spare_gpus=spare, lent_gpus=away, cold_start_s=0.0)
             lent[index] = by_level[index, self.levels.index(find_working_quantile(rules, record))]
@@ -114,7 +126,7 @@ def forecast_recording(
         needed[origins] = np.maximum(quantiles[:, columns], demand.opens[origins][:, None, None])
     bins = past.candidates.horizon.bins
     beyond = np.append(demand.peaks, np.full(bins, demand.peaks[-1]))
-    lendable = pool.count_lendable(sliding_window_view(beyond, bins + 1).max(axis=1))
+    lendable = pool.with_whole_nodes().count_lendable(sliding_window_view(beyond, bins + 1).max(axis=1))
     return RecordedDemand(pool, demand.step_s, demand.peaks, bins, lendable, tuple(levels), needed)
 
 

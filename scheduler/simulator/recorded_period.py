@@ -89,7 +89,19 @@ def _describe_pool(pool: Pool, nodes: Sequence[Node], differences: list[str]) ->
     described = {"name": pool.name, "kind": pool.kind.value, "nodes": count, "gpus_per_node": gpus, "gpu": gpu}
     if pool.kind is PoolKind.TRAINING:
         return described
+    described |= _describe_parts(pool, [node for node in nodes if node.gpus == gpus], differences)
     return described | {"lending": {name: getattr(pool.lending, name) for name in _LENDING_FIELDS}}
+
+
+def _describe_parts(pool: Pool, nodes: Sequence[Node], differences: list[str]) -> dict[str, int]:
+    """Return how many GPUs loans of a part of a node take, and of how many nodes. Empty if all are lent whole."""
+    parts = Counter(len(node.lendable_gpus) for node in nodes if node.lendable_gpus)
+    if not parts:
+        return {}
+    gpus, count = parts.most_common(1)[0][0], parts.total()
+    if len(parts) > 1:
+        differences.append(f"pool {pool.name} lends unlike parts of nodes; {count} parts of {gpus} GPUs stand for them")
+    return {"lendable_gpus": gpus, "partial_nodes": count}
 
 
 def _describe_queues(snapshot: Snapshot) -> Iterator[dict[str, Any]]:

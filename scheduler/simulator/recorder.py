@@ -80,10 +80,10 @@ class LoanStatistics:
         """Account for loans that are open at the end of the simulation."""
         for loan in _select_effective(last).values():
             self._record_unused(loan, last.now_s)
-            self.loaned_gpu_s += (last.now_s - loan.offered_at_s) * self._nodes[loan.node].gpus
+            self.loaned_gpu_s += (last.now_s - loan.offered_at_s) * loan.count_gpus(self._nodes[loan.node])
 
     def _record_return(self, loan: Loan, now_s: float) -> None:
-        self.loaned_gpu_s += (now_s - loan.offered_at_s) * self._nodes[loan.node].gpus
+        self.loaned_gpu_s += (now_s - loan.offered_at_s) * loan.count_gpus(self._nodes[loan.node])
         self._record_unused(loan, now_s)
         self.recalls_late += loan.return_by_s is not None and now_s > loan.return_by_s + _DEADLINE_TOLERANCE_S
 
@@ -91,7 +91,7 @@ class LoanStatistics:
         """Account for the time without a job until a recall, as far as a loan may not be unused that long."""
         end_s = until_s if loan.recalled_at_s is None else loan.recalled_at_s
         excess_s = end_s - unused_loan_ends_s(loan, self._pools[loan.pool], self._settings)
-        self.unused_gpu_s += max(0.0, excess_s) * self._nodes[loan.node].gpus
+        self.unused_gpu_s += max(0.0, excess_s) * loan.count_gpus(self._nodes[loan.node])
 
 
 def _select_effective(snapshot: Snapshot) -> dict[str, Loan]:

@@ -150,7 +150,7 @@ class FleetGauges:
         for loan in snapshot.loans.values():
             if loan.is_live:
                 states[loan.state.value,] += 1
-            lent[loan.pool,] += snapshot.nodes[loan.node].gpus if loan.state in _LENT else 0
+            lent[loan.pool,] += loan.count_gpus(snapshot.nodes[loan.node]) if loan.state in _LENT else 0
         yield _build_labelled_gauge(
             "ebbtide_loans",
             "Number of nodes that are proposed, offered, lent or being returned, by state of the loan.",

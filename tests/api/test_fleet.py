@@ -97,6 +97,26 @@ def test_a_node_is_excluded_from_lending(fleet: ApiService, problem: Problem) ->
     assert stale.status_code == 412
 
 
+def test_a_part_of_a_node_is_made_lendable(fleet: ApiService, problem: Problem) -> None:
+    node = {"name": "i3", "pool": "inference", "gpu": "cpu", "gpus": 4, "lendable_gpus": [2, 3]}
+    assert fleet.made("/v1/nodes", node)["lendable_gpus"] == [2, 3]
+    [error] = problem(fleet.post("/v1/nodes", node | {"lendable_gpus": [3]}), 409)["errors"]
+    assert error["field"] == "lendable_gpus"
+    changed = fleet.http.patch("/v1/nodes/i3", json={"lendable_gpus": [0, 1, 2]})
+    assert (changed.status_code, changed.json()["lendable_gpus"], changed.json()["lendable"]) == (202, [0, 1, 2], True)
+    fleet.tick()
+    assert fleet.store.load().snapshot.nodes["i3"].lendable_gpus == (0, 1, 2)
+    for wrong in ([0, 1, 2, 3], [4], [1, 1], [2, 1]):
+        [error] = problem(fleet.http.patch("/v1/nodes/i3", json={"lendable_gpus": wrong}), 422)["errors"]
+        assert error["field"] == "lendable_gpus"
+        problem(fleet.post("/v1/nodes", node | {"name": "i4", "lendable_gpus": wrong}), 422)
+    problem(fleet.http.patch("/v1/nodes/i3", json={}), 422)
+    whole = fleet.http.patch("/v1/nodes/i3", json={"lendable_gpus": []})
+    assert whole.json()["lendable_gpus"] == []
+    [error] = problem(fleet.post("/v1/nodes", node | {"name": "t9", "pool": "training"}), 422)["errors"]
+    assert error["field"] == "lendable_gpus"
+
+
 def test_a_node_of_a_training_pool_has_no_choice_of_lending(fleet: ApiService, problem: Problem) -> None:
     problem(fleet.http.patch("/v1/nodes/t0", json={"lendable": False}), 409)
     node = {"name": "t9", "pool": "training", "gpu": "cpu", "gpus": 2, "lendable": False}

@@ -18,7 +18,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.knapsack import Item, solve_knapsack
 from scheduler.scheduling.policies.recall_cost import RecallCost
 from scheduler.scheduling.policies.recall_search import find_cheapest_nodes
-from scheduler.scheduling.policies.recall_selection import build_recall_cost, least_preemption_cost
+from scheduler.scheduling.policies.recall_selection import RecallNeed, build_recall_cost, least_preemption_cost
 from tests.builders import a_fleet, a_loan, a_snapshot
 from tests.properties.test_knapsack_exact import alike, any_order, best_s, curve, falling, nodes
 from tests.properties.test_recall_optimum import NOW_S, SETTINGS, a_job_on, a_lent_fleet, build_cost_function, is_usable
@@ -86,7 +86,7 @@ def _recall_ratios(count: int, crowded: bool) -> Iterator[float]:
     for _ in range(count):
         lent = random.randint(2, 12)
         snapshot, leaving = a_lent_fleet(random, lent, crowded=crowded), random.randint(1, lent - 1)
-        found = least_preemption_cost(snapshot, "inference", leaving, SETTINGS)
+        found = least_preemption_cost(snapshot, "inference", RecallNeed(leaving), SETTINGS)
         unused = [name for name in snapshot.loans if not is_usable(snapshot, name)]
         lost_gpu_s, more = build_cost_function(snapshot), max(0, leaving - len(unused))
         choices = combinations(sorted(snapshot.loans.keys() - unused), more)
@@ -127,7 +127,7 @@ def _lower_bound_gpu_s(cost: RecallCost, count: int) -> float:
 
 def _recall_time(*, crowded: bool) -> str:
     snapshot = build_large_fleet(Random(1), 1_000, 2_000, crowded=crowded)
-    return _time_calls([lambda: least_preemption_cost(snapshot, "inference", 100, SETTINGS)] * 10)
+    return _time_calls([lambda: least_preemption_cost(snapshot, "inference", RecallNeed(100), SETTINGS)] * 10)
 
 
 def build_large_fleet(random: Random, lent: int, jobs: int, *, crowded: bool) -> Snapshot:

@@ -10,6 +10,7 @@ from scheduler.domain.checkpoints import CheckpointSpec
 from scheduler.domain.commands import (
     AddNode,
     CancelJob,
+    ChangeNode,
     Command,
     CommandBody,
     CordonNode,
@@ -89,6 +90,7 @@ class Stage:
             "suspend": lambda w: self._send(SuspendJob(w[0])),
             "resume": lambda w: self._send(ResumeJob(w[0])),
             "lending": self._change_lending,
+            "lend-part": self._lend_part,
             "veto": self._veto,
             "shadow": self._show_shadow,
             "drain": lambda w: self._send(CordonNode(w[0], drain=True)),
@@ -141,6 +143,11 @@ class Stage:
         mode, notice_s, veto_s = (given.get(name, usual) for name, usual in _USUAL_LENDING.items())
         lending = replace(_LENDING, mode=LendingMode(mode), notice_s=float(notice_s), veto_s=float(veto_s))
         self._send(SetLendingPolicy(words[0], lending))
+
+    def _lend_part(self, words: Words) -> None:
+        """`lend-part NODE FIRST..LAST`: loans of the node take these GPUs."""
+        first, last = (int(n) for n in words[1].split(".."))
+        self._send(ChangeNode(words[0], lendable_gpus=tuple(range(first, last + 1))))
 
     def _veto(self, words: Words) -> None:
         """`veto NODE REASON`: an administrator vetoes the proposed loan of the node."""

@@ -21,7 +21,7 @@ from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.cycle import SchedulingCycle
 from scheduler.scheduling.policies import recall_search
 from scheduler.scheduling.policies.recall_cost import RecallCost
-from scheduler.scheduling.policies.recall_selection import build_recall_cost, least_preemption_cost
+from scheduler.scheduling.policies.recall_selection import RecallNeed, build_recall_cost, least_preemption_cost
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.scheduling.stages.evacuation import evacuate_nodes
@@ -119,7 +119,7 @@ def test_selection_is_optimal_for_up_to_12_lent_nodes(crowded: bool) -> None:
     for _ in range(500):
         lent = random.randint(2, 12)
         snapshot, count = a_lent_fleet(random, lent, crowded=crowded), random.randint(1, lent - 1)
-        names = least_preemption_cost(snapshot, "inference", count, SETTINGS)
+        names = least_preemption_cost(snapshot, "inference", RecallNeed(count), SETTINGS)
         assert len(set(names)) == count
         unused = [name for name in snapshot.loans if not is_usable(snapshot, name)]
         lost_gpu_s, more = build_cost_function(snapshot), max(0, count - len(unused))
@@ -128,6 +128,48 @@ def test_selection_is_optimal_for_up_to_12_lent_nodes(crowded: bool) -> None:
         ratios.append(1.0 if found == pytest.approx(least) else found / least if least else inf)
     print(f"\n{len(ratios)} fleets: {mean(ratios):.4f} of the optimum on average, worst {max(ratios):.4f}")
     assert max(ratios) <= 1.0
+
+
+def lend_parts(random: Random, snapshot: Snapshot) -> Snapshot:
+    """Return the fleet with partial loans of about half of its nodes, which contain all GPUs that jobs hold there."""
+    loans = dict(snapshot.loans)
+    for name, loan in snapshot.loans.items():
+        least = 1 + max(snapshot.index.holders.get(name, {}), default=0)
+        if least < 8 and random.random() < 0.6:
+            size = random.randint(least, 7)
+            loans[name] = replace(loan, gpus=size, indices=tuple(range(size)))
+    return replace(snapshot, loans=loans)
+
+
+@pytest.mark.parametrize("cells_max", [0, recall_search.CELLS_MAX])
+@pytest.mark.parametrize("crowded", [True, False])
+def test_selection_covers_the_gpus_of_unlike_loans_at_least_cost(
+    crowded: bool, cells_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sets of loans that cover the need, without a superfluous one, are priced one by one."""
+    monkeypatch.setattr(recall_search, "CELLS_MAX", cells_max)
+    random, found, least = Random(23 + crowded), list[float](), list[float]()
+    for _ in range(60):
+        snapshot = lend_parts(random, a_lent_fleet(random, random.randint(2, 9), crowded=crowded))
+        used = [name for name in sorted(snapshot.loans) if is_usable(snapshot, name)]
+        sizes = {name: loan.count_gpus(snapshot.nodes[name]) for name, loan in snapshot.loans.items()}
+        need = RecallNeed(0, random.randint(1, sum(sizes.values())))
+        names = least_preemption_cost(snapshot, "inference", need, SETTINGS)
+        assert need.without([sizes[name] for name in names]).is_met
+        rest = need.without([sizes[name] for name in names if name not in used])
+        cost, missing = build_recall_cost(snapshot, used, SETTINGS), rest.gpus
+        covers = (
+            set(few)
+            for count in range(len(used) + 1)
+            for few in combinations(range(len(used)), count)
+            if 0 <= sum(chosen := [sizes[used[number]] for number in few]) - missing < min(chosen, default=inf)
+        )
+        found.append(cost.compute({number for number, name in enumerate(used) if name in names}))
+        least.append(min((cost.compute(cover) for cover in covers), default=0.0))
+    print(f"\n{sum(found) / sum(least):.4f} of the optimum, exact in {sum(map(eq, found, least))} of {len(found)}")
+    assert sum(found) <= 1.05 * sum(least)
+    if cells_max:
+        assert found == pytest.approx(least)
 
 
 def test_estimated_cost_is_the_cost_of_evacuation() -> None:

@@ -62,6 +62,7 @@ def test_worlds_are_varied() -> None:
     assert any(len({node.gpu for node in case.nodes}) > 1 for case in cases)
     assert any(job.spec.gpu and job.spec.has_profile for case in cases for job in case.jobs)
     assert any(case.spares for case in cases)
+    assert any(node.lendable_gpus for case in cases for node in case.nodes)
     assert any(case.uses_sql for case in cases)
 
 

@@ -1,9 +1,13 @@
 // Levers of a node and of its loan.
 
 import { act } from "./actions.js";
-import { confirm } from "./dialogs.js";
+import { ask } from "./api.js";
+import { confirm, toast } from "./dialogs.js";
 import { el } from "./dom.js";
+import { formDialog } from "./form_dialog.js";
 import { duration, plural } from "./format.js";
+import { field, values } from "./forms.js";
+import { formatIndices, parseIndices } from "./loan_gpus.js";
 
 /**
  * Returns the actions for a node. `poolKind`: "training" or "inference". `disabledReason`: why this user may not use
@@ -50,12 +54,14 @@ export function nodeActions(node, { poolKind, vetoS, disabledReason }) {
     body: { lendable: !node.lendable },
     done: node.lendable ? `${node.name} is excluded from lending.` : `${node.name} can be lent.`,
   };
+  const part = { name: "Set lendable GPUs", open: (options) => setLendableGpus(node, path, options) };
   const isClosed = node.cordoned || node.draining || node.quarantine;
   const actions = [
     node.loan?.state === "proposed" && vetoAction(node.loan, vetoS),
     isClosed ? uncordon : cordon,
     !node.draining && drain,
     poolKind === "inference" && lendable,
+    poolKind === "inference" && node.gpus > 1 && part,
   ];
   return actions.filter(Boolean).map((action) => ({ ...action, disabledReason }));
 }
@@ -65,11 +71,30 @@ export function vetoAction(loan, vetoS) {
   return { name: "Veto loan", open: (options) => veto(loan, vetoS, options) };
 }
 
+async function setLendableGpus(node, path, { acted }) {
+  const last = node.gpus - 1;
+  const hint = `Indices of 0 to ${last}, such as ${Math.ceil(node.gpus / 2)}-${last}. Empty: the whole node is lent.`;
+  const input = field("lendable_gpus", "Lendable GPUs", { hint, value: formatIndices(node.lendable_gpus) });
+  const note = el("p", { class: "muted" }, "A loan takes these GPUs, and inference serves from the others. A loan of " +
+    "other GPUs is recalled. On Kubernetes, the label ebbtide.dev/lendable-gpus of the node decides.");
+  const send = (form) => {
+    const text = values(form).lendable_gpus ?? "";
+    const indices = parseIndices(text);
+    const refusal = { field: "lendable_gpus", value: text, allowed: "indices such as 4-7 or 0, 2" };
+    if (!indices) throw Object.assign(new Error("The indices have another form."), { errors: [refusal] });
+    return ask("PATCH", path, { body: { lendable_gpus: indices } });
+  };
+  const content = [note, el("div", { class: "form" }, input)];
+  if (!(await formDialog(`Lendable GPUs of ${node.name}`, content, "Set lendable GPUs", send))) return;
+  toast(`The lendable GPUs of ${node.name} are changed.`);
+  await acted();
+}
+
 async function veto(loan, vetoS, { refused, acted }) {
   const input = el("input", { id: "veto-reason", maxlength: 500, autocomplete: "off" });
-  const field = el("div", { class: "field" }, el("label", { for: "veto-reason" }, "Reason"), input,
+  const reason = el("div", { class: "field" }, el("label", { for: "veto-reason" }, "Reason"), input,
     el("small", {}, "Shown in the event and in the audit log."));
-  const what = [`It stays with inference and is not proposed again for ${duration(vetoS)}.`, field];
+  const what = [`It stays with inference and is not proposed again for ${duration(vetoS)}.`, reason];
   if (!(await confirm(`Veto the loan of ${loan.node}?`, what, { action: "Veto loan" }))) return;
   const path = `/v1/loans/${encodeURIComponent(loan.id)}:veto`;
   const done = `The loan of ${loan.node} is vetoed.`;

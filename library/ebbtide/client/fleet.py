@@ -98,9 +98,21 @@ class FleetMethods:
         return Request("DELETE", _node_path(name), headers=if_match_headers(if_match))
 
     @RequestMethod
-    def change_node(self, node: str, *, lendable: bool, if_match: str = "") -> Request[NodeView]:
-        """Set whether a node of an inference pool can be lent. A lent node that no longer can is recalled."""
-        change = {"lendable": lendable}
+    def change_node(
+        self,
+        node: str,
+        *,
+        lendable: bool | None = None,
+        lendable_gpus: Sequence[int] | None = None,
+        if_match: str = "",
+    ) -> Request[NodeView]:
+        """Set whether a node of an inference pool can be lent, and which GPUs a loan takes. None keeps either.
+
+        Without `lendable_gpus`, a loan takes the whole node. A loan that no longer fits is recalled.
+        """
+        change: dict[str, Any] = {} if lendable is None else {"lendable": lendable}
+        if lendable_gpus is not None:
+            change["lendable_gpus"] = list(lendable_gpus)
         return Request("PATCH", _node_path(node), json=change, headers=if_match_headers(if_match))
 
     @RequestMethod

@@ -17,13 +17,13 @@ from scheduler.documents.custom_resource import (
 from scheduler.documents.document import InvalidDocumentError, InvalidField, parse_document, to_printable
 from scheduler.documents.queue import queue_from_spec
 from scheduler.domain.demand_source import DEMAND_STALE_S, PrometheusDemand
-from scheduler.domain.fleet import Loan, LoanState, Node, Pool, PoolKind
+from scheduler.domain.fleet import Loan, LoanState, Node, Pool, PoolKind, list_last_gpus
 from scheduler.domain.job_queue import JobQueue
 from scheduler.domain.pod_requirements import UNKNOWN_CAPACITY
 from scheduler.domain.replica_advice import ReplicaAdvice
 from scheduler.domain.snapshot import Snapshot
 from scheduler.domain.suggestions import suggest
-from scheduler.kubernetes.api_objects import GPU_RESOURCE, LENDABLE_LABEL, LOAN
+from scheduler.kubernetes.api_objects import GPU_RESOURCE, LENDABLE_GPUS_LABEL, LENDABLE_LABEL, LOAN, parse_count
 from scheduler.kubernetes.gpu_labels import GpuModel, NodeGpus, parse_node_gpus
 from scheduler.kubernetes.node_view import Toleration, find_untolerated_taints
 from scheduler.kubernetes.resources.meta import (
@@ -152,7 +152,7 @@ def build_pool_status(
 def _build_return_status(name: str, snapshot: Snapshot) -> dict[str, Any]:
     """Return how many GPUs of recalled nodes come back to the pool, and when the last of them is due."""
     recalled = [loan for loan in snapshot.loans.values() if loan.pool == name and loan.state is LoanState.RECALLED]
-    gpus = sum(node.gpus for loan in recalled if (node := snapshot.nodes.get(loan.node)) is not None)
+    gpus = sum(loan.count_gpus(node) for loan in recalled if (node := snapshot.nodes.get(loan.node)) is not None)
     due_s = max((loan.return_by_s for loan in recalled if loan.return_by_s is not None), default=None)
     return {"returningGpus": gpus or None, "returnBy": None if due_s is None else format_time(due_s)}
 
@@ -191,6 +191,14 @@ class ClusterNode:
     hardware: NodeGpus
     taints: tuple[Mapping[str, Any], ...] = ()
 
+    def count_lendable_gpus(self) -> int | None:
+        """Return how many GPUs a loan takes by the label of the node, 0 for all. None if the label is not valid."""
+        text = self.labels.get(LENDABLE_GPUS_LABEL)
+        if text is None:
+            return 0
+        count = parse_count(text)
+        return count if 0 < count < self.gpus else None
+
 
 def parse_cluster_node(node: Resource) -> ClusterNode:
     meta = parse_metadata(node)
@@ -209,10 +217,12 @@ def to_fleet_node(cluster_node: ClusterNode, pool: PoolResource, gpu: GpuModel) 
     """Return the node as a fleet node, cordoned if nothing may start there.
 
     A node of an inference pool with taints that the pool does not tolerate is cordoned, so that it is not lent. On one
-    of a training pool, only jobs that tolerate them run. What the node offers is observed later.
+    of a training pool, only jobs that tolerate them run. A node with a label for lendable GPUs that is not valid is not
+    lent: its owner does not want inference to leave it. What the node offers is observed later.
     """
     memory_bytes = pool.gpu_memory_bytes or gpu.memory_bytes or load_gpu(gpu.name).memory_bytes
     is_inference = pool.pool.kind is PoolKind.INFERENCE
+    lendable_gpus = cluster_node.count_lendable_gpus() if is_inference else 0
     repels_all = is_inference and bool(find_untolerated_taints(cluster_node.taints, pool.tolerations))
     return Node(
         cluster_node.name,
@@ -222,7 +232,8 @@ def to_fleet_node(cluster_node: ClusterNode, pool: PoolResource, gpu: GpuModel) 
         memory_bytes,
         cordoned=cluster_node.is_cordoned or repels_all,
         capacity=UNKNOWN_CAPACITY,
-        lendable=cluster_node.labels.get(LENDABLE_LABEL, "").casefold() != "false",
+        lendable=cluster_node.labels.get(LENDABLE_LABEL, "").casefold() != "false" and lendable_gpus is not None,
+        lendable_gpus=list_last_gpus(cluster_node.gpus, lendable_gpus or 0),
     )
 
 
@@ -270,7 +281,7 @@ def build_loan_status(loan: Loan, snapshot: Snapshot) -> dict[str, Any]:
         "stateSince": format_time(loan.state_since_s),
         "offeredAt": format_time(loan.offered_at_s),
         "returnBy": None if loan.return_by_s is None else format_time(loan.return_by_s),
-        "gpus": None if node is None else node.gpus,
+        "gpus": None if node is None else loan.count_gpus(node),
         "usedGpus": len(holders),
         "jobs": ", ".join(sorted(set(holders.values()))) or None,
     }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from math import floor
 
 from scheduler.domain.decisions import Reason, ReasonCode
-from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, DemandReading, Loan, NodeState, Pool, get_shortages
+from scheduler.domain.fleet import DemandReading, Loan, NodeState, Pool, get_shortages
+from scheduler.domain.gpu_sets import format_gpu_count
 from scheduler.domain.job import Job
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.blackouts import is_in_blackout
@@ -21,16 +22,18 @@ from scheduler.scheduling.policies.speed import accepts_model, can_run_on, gpu_m
 
 @dataclass(frozen=True, slots=True)
 class LendingTarget:
-    """The number of loans that a pool can bear.
+    """The loans that a pool can bear: at most `nodes`, with at most `gpus` GPUs together.
 
-    `allows_new_loans` permits new loans up to `lasting_nodes`, which the pool can bear for the shortest duration of a
-    loan.
+    `allows_new_loans` permits new loans up to `lasting_nodes` and `lasting_gpus`, which the pool can bear for the
+    shortest duration of a loan.
     """
 
     nodes: int
     allows_new_loans: bool
     reason: Reason
     lasting_nodes: int = 0
+    gpus: int = 0
+    lasting_gpus: int = 0
 
 
 def lend_nothing(snapshot: Snapshot, pool: Pool, settings: PolicySettings) -> LendingTarget:
@@ -72,7 +75,9 @@ class LendingAssessment:
         headroom_gpus: GPUs that the policy keeps free in addition.
         cordoned_gpus: GPUs that inference cannot use on cordoned nodes.
         nodes: loans that the pool can bear now. `bound` limits them.
-        lasting_nodes: loans that it can bear for the shortest worthwhile loan. New loans keep to it.
+        gpus: GPUs that loans may take together now.
+        lasting_nodes, lasting_gpus: the same for the shortest worthwhile loan. New loans keep to it.
+        has_partial_nodes: whether loans of some nodes take only some of their GPUs.
         blocks: why no new loan is made, whatever `nodes` is.
         horizon_s: time over which the forecast looks ahead, in seconds.
         event: name of the known event that raises the forecast, empty without one.
@@ -88,7 +93,10 @@ class LendingAssessment:
     headroom_gpus: float
     cordoned_gpus: int
     nodes: int
+    gpus: int
     lasting_nodes: int
+    lasting_gpus: int
+    has_partial_nodes: bool
     bound: LendingBound
     blocks: tuple[LendingBlock, ...]
     horizon_s: float
@@ -108,8 +116,11 @@ def assess_lending(snapshot: Snapshot, pool: Pool, settings: PolicySettings) -> 
     needed = max(observed_gpus, forecast.demand_at(level)) if forecast else observed_gpus
     lasting = max(needed, forecast.min_loan_demand_at(level)) if forecast else needed
     capacity, closed = snapshot.capacity(pool.name), _count_closed_gpus(snapshot, pool)
-    nodes, bound = _count_spare_nodes(snapshot, pool, needed, closed)
-    lasting_nodes, _ = _count_spare_nodes(snapshot, pool, lasting, closed)
+    spare_gpus, lasting_gpus = (
+        floor(max(0.0, (capacity - closed.gpus) * (1.0 - rules.headroom) - gpus)) for gpus in (needed, lasting)
+    )
+    nodes, bound = _count_spare_nodes(snapshot, pool, spare_gpus, closed)
+    lasting_nodes, _ = _count_spare_nodes(snapshot, pool, lasting_gpus, closed)
     return LendingAssessment(
         capacity_gpus=capacity,
         observed_gpus=None if reading is None else reading.gpus,
@@ -118,10 +129,13 @@ def assess_lending(snapshot: Snapshot, pool: Pool, settings: PolicySettings) -> 
         quantile=level,
         forecast_gpus=forecast.demand_at(level) if forecast else None,
         needed_gpus=needed,
-        headroom_gpus=(capacity - sum(closed)) * rules.headroom,
-        cordoned_gpus=sum(closed),
+        headroom_gpus=(capacity - closed.gpus) * rules.headroom,
+        cordoned_gpus=closed.gpus,
         nodes=nodes,
+        gpus=spare_gpus,
         lasting_nodes=lasting_nodes,
+        lasting_gpus=lasting_gpus,
+        has_partial_nodes=any(size < gpus for gpus, size, _ in snapshot.index.count_up_nodes(pool.name)),
         bound=bound,
         blocks=tuple(_list_blocks(snapshot, pool, settings)),
         horizon_s=forecast.horizon_s if forecast else rules.horizon_s,
@@ -130,10 +144,11 @@ def assess_lending(snapshot: Snapshot, pool: Pool, settings: PolicySettings) -> 
 
 
 def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings) -> LendingTarget:
-    """Lend whole nodes that inference will not need within the time it takes to recall them and serve again.
+    """Lend GPUs that inference will not need within the time it takes to recall them and serve again.
 
-    floor((capacity - max(observed, forecast quantile) - headroom) / node), as Lyra (EuroSys'23, section 4) does with
-    its LSTM; the working quantile and the bounds of the pool's owner are additions. A cordoned node counts only with
+    Loans may take capacity - max(observed, forecast quantile) - headroom GPUs together. Lyra (EuroSys'23, section 4)
+    divides that by the size of a node, with an LSTM as forecast; the working quantile, the bounds of the pool's owner
+    and loans of unlike sizes are additions. A cordoned node counts only with
     what inference has on it, because inference can add nothing there. Without a demand reading nothing is lent, unless
     the owner gave a demand profile. With a stale reading, or without both a calibrated forecast and a profile, there
     are no new loans. Once the reading is so old that demand counts as lost, all loans are recalled. A new loan must
@@ -154,6 +169,9 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
     numbers = {"capacity_gpus": float(found.capacity_gpus), "observed_gpus": observed}
     numbers |= {"needed_gpus": found.needed_gpus, "lendable_nodes": float(found.nodes), "quantile": found.quantile}
     lendable = "1 node" if found.nodes == 1 else f"{found.nodes} nodes"
+    if found.has_partial_nodes:
+        numbers["lendable_gpus"] = float(found.gpus)
+        lendable = f"{format_gpu_count(found.gpus)}, on at most {lendable}"
     detail = (
         f"{pool.name} uses {observed:.2f} of {found.capacity_gpus} GPUs and needs at most "
         f"{found.needed_gpus:.2f} within {found.horizon_s:.0f} s: it can lend {lendable}"
@@ -164,7 +182,9 @@ def lend_forecast_idle(snapshot: Snapshot, pool: Pool, settings: PolicySettings)
         numbers["cordoned_gpus"] = float(found.cordoned_gpus)
         detail = f"{detail}; {found.cordoned_gpus} GPUs are on cordoned nodes"
     reason = Reason(ReasonCode.INFERENCE_IDLE, detail, numbers)
-    return LendingTarget(found.nodes, not found.blocks, reason, lasting_nodes=found.lasting_nodes)
+    return LendingTarget(
+        found.nodes, not found.blocks, reason, found.lasting_nodes, gpus=found.gpus, lasting_gpus=found.lasting_gpus
+    )
 
 
 def _list_blocks(snapshot: Snapshot, pool: Pool, settings: PolicySettings) -> Iterator[LendingBlock]:
@@ -225,7 +245,8 @@ def count_wanted_gpus(
     if wished <= 0:
         return 0.0
     coming = index.offered | (index.proposed if counts_proposed else set())
-    offered = sum(node.gpus for name in coming if (node := snapshot.nodes[name]).gpu == gpu)
+    loans = ((snapshot.loans[name], snapshot.nodes[name]) for name in coming)
+    offered = sum(loan.count_gpus(node) for loan, node in loans if node.gpu == gpu)
     free = sum(gpus for (model, _), gpus in index.free_gpus.items() if model == gpu)
     owned, lent = (index.training_gpus.get((gpu, is_lent), 0) for is_lent in (False, True))
     return wished + settings.lending_reserve * (owned + lent if owned else 0) - free - offered
@@ -274,17 +295,26 @@ def unused_loan_ends_s(loan: Loan, pool: Pool, settings: PolicySettings) -> floa
     return loan.unused_since_s + max(pool.lending.loan_s_min, 2 * settings.full_pass_period_s)
 
 
+@dataclass(frozen=True, slots=True)
+class _ClosedGpus:
+    """GPUs that inference cannot use on cordoned nodes, and the number of such nodes that are not on loan."""
+
+    nodes: int
+    gpus: int
+
+
 def _count_spare_nodes(
-    snapshot: Snapshot, pool: Pool, needed_gpus: float, closed: Sequence[int]
+    snapshot: Snapshot, pool: Pool, spare_gpus: int, closed: _ClosedGpus
 ) -> tuple[int, LendingBound]:
-    """Return how many nodes the pool can spare, and what limits them. `closed` is from `_count_closed_gpus`."""
-    rules, up = pool.lending, dict(snapshot.index.count_up_nodes_by_size(pool.name))
-    spare_gpus = (snapshot.capacity(pool.name) - sum(closed)) * (1.0 - rules.headroom) - needed_gpus
+    """Return how many nodes the pool can lend if loans may take `spare_gpus` together, and what limits them."""
+    rules, up = pool.lending, snapshot.index.count_up_nodes(pool.name)
+    total = sum(nodes for _, _, nodes in up)
     kept = max(rules.kept_nodes_min, _count_withheld_nodes(snapshot, pool))
-    bounds = {
-        LendingBound.KEPT_NODES: sum(up.values()) - len(closed) - kept,
-        LendingBound.DEMAND: floor(max(0.0, spare_gpus) / max(up, default=1)),
-    }
+    affordable = 0
+    for _, loan_gpus, nodes in sorted(up, key=lambda size: size[1]):
+        taken = min(nodes, spare_gpus // loan_gpus)
+        affordable, spare_gpus = affordable + taken, spare_gpus - taken * loan_gpus
+    bounds = {LendingBound.KEPT_NODES: total - closed.nodes - kept, LendingBound.DEMAND: affordable}
     if rules.lent_nodes_max is not None:
         bounds[LendingBound.MAXIMUM] = rules.lent_nodes_max
     bound = min(bounds, key=bounds.__getitem__)
@@ -297,18 +327,15 @@ def _count_withheld_nodes(snapshot: Snapshot, pool: Pool) -> int:
     return sum(1 for node in withheld if node.pool == pool.name and node.state is NodeState.UP and not node.cordoned)
 
 
-def _count_closed_gpus(snapshot: Snapshot, pool: Pool) -> list[int]:
-    """Return the GPUs that inference cannot use on each of the pool's cordoned nodes, if any.
-
-    Lent nodes are left out.
-    """
-    nodes, loans, closed = snapshot.nodes, snapshot.loans, list[int]()
-    for name in sorted(snapshot.index.cordoned):
-        node, loan = nodes[name], loans.get(name)
-        if (
-            node.pool == pool.name
-            and node.state is NodeState.UP
-            and not (loan and loan.state in UNRECALLED_LOAN_STATES)
-        ):
-            closed.append(node.unschedulable_gpus)
-    return [gpus for gpus in closed if gpus > 0]
+def _count_closed_gpus(snapshot: Snapshot, pool: Pool) -> _ClosedGpus:
+    """Return the GPUs that inference cannot use on the pool's cordoned nodes. GPUs on loan are left out."""
+    loans, closed_nodes, closed_gpus = snapshot.loans, 0, 0
+    for name in snapshot.index.cordoned:
+        node, loan = snapshot.nodes[name], loans.get(name)
+        if node.pool != pool.name or node.state is not NodeState.UP:
+            continue
+        on_loan = loan.count_gpus(node) if loan is not None and loan.is_unrecalled else 0
+        unusable = max(0, node.unschedulable_gpus - on_loan)
+        closed_nodes += unusable > 0 and not on_loan
+        closed_gpus += unusable
+    return _ClosedGpus(closed_nodes, closed_gpus)

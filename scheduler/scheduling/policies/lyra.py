@@ -14,6 +14,7 @@ from scheduler.domain.job import Intent, Job
 from scheduler.domain.job_state import JobState
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.knapsack import Item, solve_knapsack
+from scheduler.scheduling.policies.recall_selection import RecallNeed
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.speed import linear_step_times_s, min_feasible_gpus, node_sizes
 
@@ -59,14 +60,16 @@ def least_linear_gain_first(snapshot: Snapshot, missing: int, settings: PolicySe
     return counts
 
 
-def least_node_fraction(snapshot: Snapshot, pool: str, count: int, settings: PolicySettings) -> tuple[str, ...]:
-    """Return the `count` lent nodes of `pool` to give back, chosen greedily by server preemption cost (section 4.2).
+def least_node_fraction(snapshot: Snapshot, pool: str, need: RecallNeed, settings: PolicySettings) -> tuple[str, ...]:
+    """Return the lent nodes of `pool` to give back, chosen greedily by server preemption cost (section 4.2).
 
     Flexible workers leave first: a job that keeps its minimum elsewhere costs nothing. Any other job is preempted and
     costs 1 / the nodes that it spans; it has then left its other nodes too. Costs are recomputed after each choice.
     Among equals, nodes that training does not use yet go first.
     """
-    lent = {loan.node: loan.state for loan in snapshot.loans.values() if loan.pool == pool}
+    loans = [loan for loan in snapshot.loans.values() if loan.pool == pool]
+    lent = {loan.node: loan.state for loan in loans}
+    sizes = {loan.node: loan.count_gpus(snapshot.nodes[loan.node]) for loan in loans}
     open_nodes = {node for node, state in lent.items() if state in (LoanState.OFFERED, LoanState.ACTIVE)}
     users: defaultdict[str, list[Job]] = defaultdict(list)
     for job in snapshot.jobs.values():
@@ -79,11 +82,12 @@ def least_node_fraction(snapshot: Snapshot, pool: str, count: int, settings: Pol
         present = (job for job in users[node] if job.id not in preempted)
         return sum(_fraction(job, node, chosen) for job in present), lent[node] is not LoanState.OFFERED, node
 
-    while open_nodes and len(chosen) < count:
+    while open_nodes and not need.is_met:
         best = min(open_nodes, key=cost)
         open_nodes.remove(best)
         preempted.update(job.id for job in users[best] if _fraction(job, best, chosen))
         chosen.append(best)
+        need = need.without([sizes[best]])
     return tuple(chosen)
 
 

@@ -123,14 +123,19 @@ class RecallCost:
                 return saved_gpu_s
         return 0.0
 
-    def find_cheapest(self, nodes: Sequence[int], count: int, leaving: Set[int] = frozenset()) -> set[int]:
-        """Return the `count` of `nodes` that cost least to empty while the others of `leaving` are emptied too.
+    def find_cheapest(
+        self, nodes: Sequence[int], need: int, leaving: Set[int] = frozenset(), sizes: Sequence[int] = ()
+    ) -> set[int]:
+        """Return those of `nodes` that cost least to empty while the others of `leaving` are emptied too.
 
-        Every set is priced.
+        They are `need` nodes or, with `sizes`, nodes that free at least `need` GPUs. Every such set is priced. Jobs
+        without GPUs on `nodes` take what they take while `leaving` is emptied.
 
-        Jobs without GPUs on `nodes` take what they take while `leaving` is emptied.
+        Args:
+            sizes: GPUs that each of `nodes` frees.
         """
-        sets, column = _subsets(len(nodes), count), dict[int, int]()
+        sets = _list_covers(tuple(sizes), need) if sizes else _subsets(len(nodes), max(0, need))
+        column = dict[int, int]()
         for number in sorted({number for node in nodes for number, _ in self.jobs_on_node[node]}):
             column[number] = len(column)
         here = np.zeros((len(nodes), len(column)))
@@ -205,3 +210,16 @@ def _subsets(size: int, count: int) -> Floats:
     sets = np.zeros((len(chosen), size))
     sets[np.arange(len(chosen))[:, None], chosen] = 1.0
     return sets
+
+
+@lru_cache(maxsize=32)
+def _list_covers(sizes: tuple[int, ...], need: int) -> Floats:
+    """Return [subsets, size]: a row of ones and zeros for every choice of at least `need`, without a superfluous node.
+
+    The rows with the smallest sums come first, so that among equal costs as little as possible is chosen.
+    """
+    sets = ((np.arange(1 << len(sizes))[:, None] >> np.arange(len(sizes))) & 1).astype(np.float64)
+    totals, smallest = sets @ np.array(sizes, np.float64), np.where(sets > 0, sizes, inf).min(axis=1)
+    kept = np.flatnonzero((totals >= need) & (totals - smallest < need))
+    covers: Floats = sets[kept[np.argsort(totals[kept], kind="stable")]]
+    return covers

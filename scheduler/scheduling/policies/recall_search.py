@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from itertools import accumulate, product
 from math import comb, inf
@@ -33,17 +33,22 @@ ROUNDING, CLOSE_ENOUGH = 1.0 + 1e-9, 1.01
 """Ratios to a bound that count as equal, and as close enough to end the search."""
 
 
-def find_cheapest_nodes(cost: RecallCost, count: int) -> set[int]:
-    """Return `count` nodes that cost least to empty, as far as the budget of work allows."""
+def find_cheapest_nodes(cost: RecallCost, need: int, sizes: Sequence[int] = ()) -> set[int]:
+    """Return nodes that cost least to empty, as far as the budget of work allows.
+
+    Args:
+        need: number of nodes, or with `sizes` the GPUs that they free together at least.
+        sizes: GPUs that each node frees. Give them only if they differ.
+    """
     nodes = cost.nodes
-    if count >= len(nodes):
+    if need >= (sum(sizes) or len(nodes)):
         return set(nodes)
-    search = _Search(cost, count, 0.0 if cost.has_free_gpus else inf)
-    first = set(search.ranked[:count])
-    if cost.compute(first) <= search.bound_gpu_s * ROUNDING:
-        return first
-    if comb(len(nodes), count) * (len(nodes) + len(cost.jobs)) <= CELLS_MAX:
-        return cost.find_cheapest(nodes, count)
+    search = _Search(cost, need, 0.0 if cost.has_free_gpus else inf, sizes)
+    if cost.compute(search.first) <= search.bound_gpu_s * ROUNDING:
+        return search.first
+    sets = 1 << len(nodes) if sizes else comb(len(nodes), need)
+    if sets * (len(nodes) + len(cost.jobs)) <= CELLS_MAX:
+        return cost.find_cheapest(nodes, need, sizes=sizes)
     walked = search.run_greedy()
     if cost.compute(walked) <= search.bound_gpu_s * CLOSE_ENOUGH:
         return walked
@@ -51,7 +56,7 @@ def find_cheapest_nodes(cost: RecallCost, count: int) -> set[int]:
     if (
         cost.has_free_gpus and cost.compute(walked) > search.estimate_cost(walked) * ROUNDING
     ):  # some job found no free GPUs
-        dearer = _Search(cost, count, cost.price_free_gpu(walked) or inf)
+        dearer = _Search(cost, need, cost.price_free_gpu(walked) or inf, sizes)
         found.append(dearer.improve(dearer.run_greedy()))
     return min(found, key=cost.compute)
 
@@ -60,14 +65,26 @@ class _Search:
     """One search, in which a free GPU to move to costs `free_gpu_price`.
 
     It is 0 while there are enough for all, and infinite if there are none. In between it is the Lagrange multiplier of
-    the free GPUs, which no single job's cost contains.
+    the free GPUs, which no single job's cost contains. `first` are the nodes with the least shares of the cost per
+    freed GPU, and `bound_gpu_s` is the least cost that any choice can have.
     """
 
-    def __init__(self, cost: RecallCost, count: int, free_gpu_price: float) -> None:
-        self._cost, self._count, self._free_gpu_price = cost, count, free_gpu_price
+    def __init__(self, cost: RecallCost, need: int, free_gpu_price: float, sizes: Sequence[int] = ()) -> None:
+        self._cost, self._need, self._free_gpu_price, self._sizes = cost, need, free_gpu_price, sizes
         shares = self._compute_shares()
-        self.ranked = sorted(cost.nodes, key=shares.__getitem__)
-        self.bound_gpu_s = sum(shares[node] for node in self.ranked[:count])
+        self._ranked = sorted(cost.nodes, key=lambda node: shares[node] / (sizes[node] if sizes else 1))
+        self.first: set[int] = set()
+        self.bound_gpu_s, missing = 0.0, need
+        for node in self._ranked:
+            if missing <= 0:
+                break
+            self.bound_gpu_s += shares[node] * min(1.0, missing / self._measure([node]))
+            self.first.add(node)
+            missing -= self._measure([node])
+        for node in sorted(self.first, key=lambda node: -self._measure([node])) if missing < 0 else ():
+            if missing + self._measure([node]) <= 0:  # the others meet the need
+                self.first.discard(node)
+                missing += self._measure([node])
         self._costs: dict[int, dict[int, float]] = {}  # by job: its cost by how many GPUs it loses
         self._bundles: list[Bundle] = []
         self._bundles_of: defaultdict[int, list[int]] = defaultdict(list)  # by node
@@ -80,9 +97,13 @@ class _Search:
 
     def run_greedy(self) -> set[int]:
         """Return the cheapest result of the greedy walks."""
-        breadths = [int(breadth * self._count) + WINDOW for breadth in BREADTHS]
-        self._build_bundles(self.ranked[: max(breadths)])
-        return min((self._walk_greedily(self.ranked[:breadth]) for breadth in breadths), key=self._cost.compute)
+        breadths = [int(breadth * len(self.first)) + WINDOW for breadth in BREADTHS]
+        self._build_bundles(self._ranked[: max(breadths)])
+        return min((self._walk_greedily(self._ranked[:breadth]) for breadth in breadths), key=self._cost.compute)
+
+    def _measure(self, nodes: Collection[int]) -> int:
+        """Return how much of the need these nodes meet: their number, or the GPUs that they free."""
+        return sum([self._sizes[node] for node in nodes]) if self._sizes else len(nodes)
 
     def _compute_shares(self) -> list[float]:
         """Return, by node, its transfer cost and the minimum that emptying it adds for each of its jobs.
@@ -126,20 +147,22 @@ class _Search:
                 self._bundles_of[node].append(number)
 
     def _walk_greedily(self, nodes: Sequence[int]) -> set[int]:
-        """Start with all of `nodes` leaving, and spare the bundle that saves most per node until `count` are left."""
+        """Start with all of `nodes` leaving, and spare the bundle that saves most while the rest meets the need."""
         leaving, lost = set(nodes), self._cost.count_losses(nodes)
         rates = [self._rate(bundle, leaving, -1, lost)[0] for bundle in self._bundles]
         heap = [(rate, number) for number, rate in enumerate(rates) if rate < inf]
         heapq.heapify(heap)
-        while len(leaving) > self._count:
+        left = self._measure(leaving)
+        while left > self._need and heap:
             rate, number = heapq.heappop(heap)
             if rate != rates[number]:  # outdated: the bundle has been rated again
                 continue
             rates[number] = inf
             spared = leaving.intersection(self._bundles[number])
-            if len(leaving) - len(spared) < self._count:
+            if left - self._measure(spared) < self._need:
                 continue
             leaving -= spared
+            left -= self._measure(spared)
             changes = self._cost.count_losses(spared)
             for user, gpus in changes.items():
                 lost[user] -= gpus
@@ -152,7 +175,7 @@ class _Search:
         return leaving
 
     def _rate(self, bundle: Bundle, among: Set[int], sign: int, lost: Mapping[int, int]) -> tuple[float, Bundle]:
-        """Return the added cost per node of emptying (1) or sparing (-1) the bundle's nodes in `among`.
+        """Return the added cost per node or GPU of emptying (1) or sparing (-1) the bundle's nodes in `among`.
 
         The nodes are returned too.
         """
@@ -166,11 +189,11 @@ class _Search:
         for user, gpus in changes:
             before, costs = lost[user], self._costs[user]
             added += costs[before + sign * gpus] - costs[before]
-        return added / len(part), part
+        return added / self._measure(part), part
 
     def improve(self, leaving: set[int]) -> set[int]:
         """Search exactly in windows until nothing more is gained or enough windows were searched."""
-        windows_max = max(WINDOWS_MIN, WINDOWS_MAX - self._count // 2)
+        windows_max = max(WINDOWS_MIN, WINDOWS_MAX - len(self.first) // 2)
         cost, tried, gained = self._cost.compute(leaving), set[frozenset[int]](), True
         while gained:
             gained = False
@@ -180,8 +203,10 @@ class _Search:
                 if window in tried:
                     continue
                 tried.add(window)
-                rest = leaving - window
-                found = rest | self._cost.find_cheapest(sorted(window), len(leaving) - len(rest), leaving)
+                rest, inside = leaving - window, sorted(window)
+                missing = self._need - self._measure(rest)
+                sizes = [self._sizes[node] for node in inside] if self._sizes else ()
+                found = rest | self._cost.find_cheapest(inside, missing, leaving, sizes)
                 if found != leaving and (least := self._cost.compute(found)) < cost:
                     leaving, cost, gained = found, least, True
         return leaving

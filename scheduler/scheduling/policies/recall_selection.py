@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from scheduler.domain.decisions import RecallChoice
@@ -26,8 +27,24 @@ to 40 GB/s (H100). Policies do not see them, and the choice between nodes of one
 _NO_TRANSFERS: Mapping[str, float] = {}
 
 
-def least_preemption_cost(snapshot: Snapshot, pool: str, count: int, settings: PolicySettings) -> tuple[str, ...]:
-    """Return the `count` lent nodes of `pool` whose return costs least, or all if there are no more.
+@dataclass(frozen=True, slots=True)
+class RecallNeed:
+    """Loans that must end: at least `nodes`, with at least `gpus` GPUs together."""
+
+    nodes: int = 0
+    gpus: int = 0
+
+    def without(self, sizes: Collection[int]) -> RecallNeed:
+        """Return the rest of the need once loans with these numbers of GPUs end."""
+        return RecallNeed(max(0, self.nodes - len(sizes)), max(0, self.gpus - sum(sizes)))
+
+    @property
+    def is_met(self) -> bool:
+        return self.nodes <= 0 and self.gpus <= 0
+
+
+def least_preemption_cost(snapshot: Snapshot, pool: str, need: RecallNeed, settings: PolicySettings) -> tuple[str, ...]:
+    """Return the lent nodes of `pool` that meet the need and whose return costs least, or all if there are no more.
 
     Nodes that training does not use yet go first. The others are judged together by `recall_cost`: a preempted job
     loses GPU-seconds since its last checkpoint and restarts; one that shrinks or moves only restarts (Lyra, EuroSys'23,
@@ -36,10 +53,41 @@ def least_preemption_cost(snapshot: Snapshot, pool: str, count: int, settings: P
     loans = [loan for loan in snapshot.loans.values() if loan.pool == pool]
     unused = sorted(loan.node for loan in loans if loan.state is LoanState.OFFERED)
     used = sorted(loan.node for loan in loans if loan.state is LoanState.ACTIVE)
-    if count <= len(unused):
-        return tuple(unused[: max(0, count)])
-    leaving = find_cheapest_nodes(build_recall_cost(snapshot, used, settings), count - len(unused))
-    return (*unused, *(used[number] for number in sorted(leaving)))
+    sizes = {loan.node: loan.count_gpus(snapshot.nodes[loan.node]) for loan in loans}
+    leaving = select_cover(unused, sizes, need)
+    rest = need.without([sizes[node] for node in leaving])
+    if rest.is_met:
+        return tuple(leaving)
+    chosen = _find_cheapest_cover(build_recall_cost(snapshot, used, settings), [sizes[node] for node in used], rest)
+    return (*leaving, *(used[number] for number in sorted(chosen)))
+
+
+def select_cover(nodes: Sequence[str], sizes: Mapping[str, int], need: RecallNeed) -> list[str]:
+    """Return the first nodes that meet the need, or all. None of them has many more GPUs than are missing.
+
+    The smallest node that meets what is missing is taken, or else the largest one.
+    """
+    left, chosen = list(nodes), list[str]()
+    while left and not need.is_met:
+        enough = [node for node in left if sizes[node] >= need.gpus]
+        best = min(enough, key=sizes.__getitem__) if enough else max(left, key=sizes.__getitem__)
+        left.remove(best)
+        chosen.append(best)
+        need = need.without([sizes[best]])
+    return chosen
+
+
+def _find_cheapest_cover(cost: RecallCost, sizes: Sequence[int], need: RecallNeed) -> set[int]:
+    """Return the numbers of nodes that meet the need and cost least to empty. `sizes` are their GPUs.
+
+    Equal sizes make both parts of the need a number of nodes. If the nodes that free enough GPUs are too few, the
+    cheapest ones by number are added.
+    """
+    if len(set(sizes)) <= 1:
+        size = sizes[0] if sizes else 1
+        return find_cheapest_nodes(cost, max(need.nodes, -(-need.gpus // size)))
+    chosen = find_cheapest_nodes(cost, need.gpus, sizes)
+    return chosen if len(chosen) >= need.nodes else chosen | find_cheapest_nodes(cost, need.nodes)
 
 
 def price_choice(snapshot: Snapshot, pool: str, chosen: Collection[str], settings: PolicySettings) -> RecallChoice:

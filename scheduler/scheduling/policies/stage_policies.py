@@ -14,7 +14,7 @@ from scheduler.scheduling.policies.job_order import first_come, never_block_queu
 from scheduler.scheduling.policies.lending import LendingTarget, lend_nothing
 from scheduler.scheduling.policies.model_mix import NodeDeal
 from scheduler.scheduling.policies.placement import best_fit
-from scheduler.scheduling.policies.recall_selection import least_preemption_cost
+from scheduler.scheduling.policies.recall_selection import RecallNeed, least_preemption_cost
 from scheduler.scheduling.policies.scaling import expect_no_arrivals, least_gain_first
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.speed import min_feasible_gpus
@@ -23,7 +23,7 @@ from scheduler.scheduling.policies.whole_nodes import CountWholeNodes, count_no_
 Order = Callable[[Snapshot, PolicySettings], tuple[str, ...]]
 BlocksQueue = Callable[[Snapshot, Job, PolicySettings], bool]
 Lend = Callable[[Snapshot, Pool, PolicySettings], LendingTarget]
-Reclaim = Callable[[Snapshot, str, int, PolicySettings], tuple[str, ...]]
+Reclaim = Callable[[Snapshot, str, RecallNeed, PolicySettings], tuple[str, ...]]
 Scale = Callable[[Snapshot, Iterable[str], int, PolicySettings], Mapping[str, int]]
 ExpectedArrivals = Callable[[Snapshot, PolicySettings], int]
 Shrink = Callable[[Snapshot, int, PolicySettings], Mapping[str, int]]

@@ -148,14 +148,14 @@ def _find_missing_forecast(pool: Pool, reading: DemandReading, forecast: Forecas
 def _find_recall_problem(snapshot: Snapshot, loan: Loan, now_s: float) -> Iterator[Problem]:
     if loan.return_by_s is None:
         return
-    held, node = snapshot.index.holders.get(loan.node, {}), snapshot.nodes[loan.node]
+    held, gpus = snapshot.index.holders.get(loan.node, {}), loan.count_gpus(snapshot.nodes[loan.node])
     remaining_s = loan.return_by_s - now_s
     risk_s = RISK_SHARE * snapshot.pools[loan.pool].lending.return_deadline_s
     is_late = remaining_s < 0
     if not is_late and (remaining_s > risk_s or not held):
         return
     jobs = len(set(held.values()))
-    holders = f"{describe_count(jobs, 'job')} hold{'s' * (jobs == 1)} {len(held)} of its {node.gpus} GPUs"
+    holders = f"{describe_count(jobs, 'job')} hold{'s' * (jobs == 1)} {len(held)} of its {gpus} GPUs"
     state = "is past its deadline to return" if is_late else "must return soon"
     if held:
         advice = "Find what its jobs wait for, such as a slow save, and end them if inference needs the node."
@@ -170,7 +170,7 @@ def _find_recall_problem(snapshot: Snapshot, loan: Loan, now_s: float) -> Iterat
         advice,
         f"ebbtide events {loan.node}",
         since_s=loan.return_by_s if is_late else loan.state_since_s,
-        numbers={"jobs": float(jobs), "held_gpus": float(len(held)), "gpus": float(node.gpus)},
+        numbers={"jobs": float(jobs), "held_gpus": float(len(held)), "gpus": float(gpus)},
     )
 
 

@@ -78,7 +78,7 @@ def _rank_nodes(cycle: SchedulingCycle, job: Job) -> list[_NodeCost]:
         _evaluate_node(cycle, node)
         for node in view.nodes.values()
         if node.gpu == gpu and node.gpus == cycle.node_sizes[gpu] and view.serves_training(node)
-        if job.accepts_lent_nodes or not view.is_lent(node)
+        if (job.accepts_lent_nodes or not view.is_lent(node)) and not view.is_partly_lent(node)
         if feasible is None or node.name in feasible
     ]
     return sorted(nodes, key=lambda each: (each.cost_gpu_s, each.node))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from operator import attrgetter
 
 from scheduler.domain.fleet import Node, NodeState
 from scheduler.scheduling.cycle import SchedulingCycle
@@ -37,10 +36,36 @@ class WantedGpus:
         return self._wanted_gpus[gpu]
 
     def take(self, node: Node) -> bool:
-        """Return whether jobs want GPUs of the node, and count all of them as taken if so."""
+        """Return whether jobs want GPUs of the node, and count all that a loan takes as taken if so."""
         is_wanted = self.count(node.gpu) > 0
-        self._wanted_gpus[node.gpu] -= node.gpus * is_wanted
+        self._wanted_gpus[node.gpu] -= node.loan_gpus * is_wanted
         return is_wanted
+
+
+class LoanRoom:
+    """Loans that a pool can still make: up to `nodes`, with up to `gpus` GPUs together."""
+
+    def __init__(self, nodes: int, gpus: int) -> None:
+        self._nodes, self._gpus = nodes, gpus
+
+    @property
+    def is_empty(self) -> bool:
+        return self._nodes <= 0 or self._gpus <= 0
+
+    def has(self, gpus: int) -> bool:
+        """Return whether a loan of so many GPUs is possible."""
+        return self._nodes > 0 and self._gpus >= gpus
+
+    def take(self, gpus: int) -> bool:
+        """Count a loan of so many GPUs if it is possible. Return whether it is."""
+        if not self.has(gpus):
+            return False
+        self.reserve(gpus)
+        return True
+
+    def reserve(self, gpus: int) -> None:
+        """Count a loan of so many GPUs, possible or not."""
+        self._nodes, self._gpus = self._nodes - 1, self._gpus - gpus
 
 
 class LoanSupply:
@@ -51,7 +76,10 @@ class LoanSupply:
         self._cycle = cycle
 
     def list_nodes(self, pool: str) -> Sequence[Node]:
-        """Return the nodes that the pool can lend, on loan or not, those that inference uses least first."""
+        """Return the nodes that the pool can lend, on loan or not, those that inference has to leave least first.
+
+        Among these, whole nodes come before parts: jobs run faster on them, and parts fill what is left.
+        """
         return self._nodes_by_pool.get(pool, ())
 
     @cached_property
@@ -61,15 +89,24 @@ class LoanSupply:
             if is_lendable(node, self._cycle.now_s):
                 nodes.setdefault(node.pool, []).append(node)
         for each in nodes.values():
-            each.sort(key=attrgetter("inference_gpus", "name"))
+            each.sort(key=_rank_supply)
         return nodes
 
 
 def is_lendable(node: Node, now_s: float) -> bool:
     """Return whether the node can be lent.
 
-    It is up and not cordoned, neither its owner nor a veto keeps it, and its standby replicas can be idle.
+    It is up and not cordoned, neither its owner nor a veto keeps it, and its standby replicas can be idle. Inference
+    must already fit on the GPUs that a partial loan leaves to it, because no pod is moved for such a loan.
     """
     if node.state is not NodeState.UP or not node.lendable or node.cordoned or now_s < node.vetoed_until_s:
         return False
-    return node.standby is None or not node.standby.find_loan_obstacle(now_s)
+    if node.lendable_gpus and node.displaced_gpus:
+        return False
+    return node.standby is None or not node.find_standby_obstacle(now_s)
+
+
+def _rank_supply(node: Node) -> tuple[int, bool, str]:
+    if not node.lendable_gpus:  # fast, because a pass ranks all nodes
+        return node.inference_gpus, False, node.name
+    return node.displaced_gpus, True, node.name

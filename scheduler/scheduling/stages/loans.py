@@ -12,7 +12,7 @@ from scheduler.domain.decisions import (
     RecallNode,
     ReturnNode,
 )
-from scheduler.domain.fleet import UNRECALLED_LOAN_STATES, Loan, LoanState, Pool, PoolKind
+from scheduler.domain.fleet import Loan, LoanState, Pool, PoolKind
 from scheduler.domain.shadow_lending import ShadowLending
 from scheduler.domain.standby import StandbyPhase
 from scheduler.scheduling.cycle import SchedulingCycle, StageReport
@@ -22,8 +22,8 @@ from scheduler.scheduling.policies.lending import (
     is_unused_too_long,
     unused_loan_ends_s,
 )
-from scheduler.scheduling.policies.recall_selection import price_choice
-from scheduler.scheduling.stages.lendable_nodes import LoanSupply
+from scheduler.scheduling.policies.recall_selection import RecallNeed, price_choice
+from scheduler.scheduling.stages.lendable_nodes import LoanRoom, LoanSupply
 from scheduler.scheduling.stages.loan_proposals import settle_proposals
 from scheduler.scheduling.stages.shadow_loans import update_shadow_loans
 
@@ -34,6 +34,7 @@ def adjust_loans(cycle: SchedulingCycle) -> StageReport:
     _recall_draining_nodes(cycle)
     _recall_withheld_nodes(cycle)
     _withdraw_failed_standbys(cycle)
+    _recall_overused_nodes(cycle)
     _withdraw_expired_offers(cycle)
     _recall_unused_nodes(cycle)
     supply, shadows = LoanSupply(cycle), dict[str, ShadowLending]()
@@ -69,12 +70,25 @@ def _recall_draining_nodes(cycle: SchedulingCycle) -> None:
 
 
 def _recall_withheld_nodes(cycle: SchedulingCycle) -> None:
-    """Recall lent nodes that their owner has since excluded from lending."""
-    for name in sorted(cycle.index.withheld):
+    """Recall lent nodes that their owner has since excluded from lending, or lends other GPUs of."""
+    index = cycle.index
+    for name in sorted(index.withheld | index.outdated_loans):
         loan = cycle.snapshot.loans.get(name)
-        if loan is not None and loan.state in UNRECALLED_LOAN_STATES:
+        if loan is not None and loan.is_unrecalled:
             deadline_s = cycle.now_s + cycle.snapshot.original.pools[loan.pool].lending.return_deadline_s
-            _recall_node(cycle, name, deadline_s, Reason(ReasonCode.OPERATOR_ASKED, f"node {name} is not lendable"))
+            detail = "is not lendable" if name in index.withheld else "has other lendable GPUs than those on loan"
+            _recall_node(cycle, name, deadline_s, Reason(ReasonCode.OPERATOR_ASKED, f"node {name} {detail}"))
+
+
+def _recall_overused_nodes(cycle: SchedulingCycle) -> None:
+    """Take back partially lent nodes of which inference uses, or waits for, more GPUs than the loan leaves to it."""
+    for name in sorted(cycle.index.overused_loans):
+        loan, node = cycle.snapshot.loans[name], cycle.snapshot.original.nodes[name]
+        kept = loan.count_kept_gpus(node)
+        detail = f"inference needs {node.inference_gpus} GPUs of node {name}, and its loan leaves {kept}"
+        numbers = {"inference_gpus": float(node.inference_gpus), "kept_gpus": float(kept)}
+        deadline_s = cycle.now_s + cycle.snapshot.original.pools[loan.pool].lending.return_deadline_s
+        _recall_node(cycle, name, deadline_s, Reason(ReasonCode.INFERENCE_NEEDS_NODE, detail, numbers))
 
 
 def _withdraw_expired_offers(cycle: SchedulingCycle) -> None:
@@ -143,19 +157,25 @@ def _adjust_pool(cycle: SchedulingCycle, pool: Pool, supply: LoanSupply) -> None
     """
     target = _find_target(cycle, pool)
     settle_proposals(cycle, pool, target)
-    lent = cycle.index.unrecalled_loan_counts.get(pool.name, 0)
-    if lent > target.nodes:
-        while lent > target.nodes:
-            _recall_nodes(cycle, pool, target, lent - target.nodes)
-            still_lent = cycle.index.unrecalled_loan_counts.get(pool.name, 0)
-            if still_lent == lent:
+    need = _find_excess(cycle, pool, target)
+    if not need.is_met:
+        while not need.is_met:
+            lent = cycle.index.unrecalled_loan_counts.get(pool.name, 0)
+            _recall_nodes(cycle, pool, target, need)
+            if cycle.index.unrecalled_loan_counts.get(pool.name, 0) == lent:
                 return
-            lent, target = still_lent, _find_target(cycle, pool)
+            target = _find_target(cycle, pool)
+            need = _find_excess(cycle, pool, target)
     elif target.allows_new_loans:
-        _cancel_recalls(cycle, pool, target, target.nodes - lent)
-        spare = target.lasting_nodes - cycle.index.live_loan_counts.get(pool.name, 0)  # recalled nodes still count
-        if cycle.full_pass and spare > 0:
-            _lend_nodes(cycle, pool, target, spare, supply)
+        _cancel_recalls(cycle, pool, target)
+        if cycle.full_pass:
+            _lend_nodes(cycle, pool, target, supply)
+
+
+def _find_excess(cycle: SchedulingCycle, pool: Pool, target: LendingTarget) -> RecallNeed:
+    """Return by how much the loans that are not recalled exceed the target."""
+    lent = cycle.index.unrecalled_loan_counts.get(pool.name, 0) - target.nodes
+    return RecallNeed(max(0, lent), max(0, cycle.index.unrecalled_loan_gpus.get(pool.name, 0) - target.gpus))
 
 
 def _find_target(cycle: SchedulingCycle, pool: Pool) -> LendingTarget:
@@ -165,11 +185,11 @@ def _find_target(cycle: SchedulingCycle, pool: Pool) -> LendingTarget:
     return cycle.policies.lend(cycle.view, pool, cycle.settings)
 
 
-def _recall_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
+def _recall_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, need: RecallNeed) -> None:
     return_by_s = cycle.now_s + pool.lending.return_deadline_s
     is_lost = target.reason.code is ReasonCode.DEMAND_LOST
     code = ReasonCode.DEMAND_LOST if is_lost else ReasonCode.INFERENCE_NEEDS_NODE
-    nodes = cycle.policies.reclaim(cycle.view, pool.name, count, cycle.settings)
+    nodes = cycle.policies.reclaim(cycle.view, pool.name, need, cycle.settings)
     choice = price_choice(cycle.view, pool.name, nodes, cycle.settings)
     for node in nodes:
         reason = Reason(code, target.reason.detail, target.reason.numbers)
@@ -185,8 +205,8 @@ def _recall_node(
         cycle.apply(RecallNode(node, return_by_s, reason, choice))
 
 
-def _cancel_recalls(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int) -> None:
-    """Cancel the recall of up to `count` nodes on which jobs still run.
+def _cancel_recalls(cycle: SchedulingCycle, pool: Pool, target: LendingTarget) -> None:
+    """Cancel recalls of nodes on which jobs still run, as far as the pool can bear their loans.
 
     The forecast must be newer than the recall. Otherwise a demand that varies around the bound would recall a node and
     cancel the recall again and again.
@@ -195,32 +215,46 @@ def _cancel_recalls(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, c
     made_at_s = forecast.made_at_s if forecast else float("-inf")
     recalled = [cycle.snapshot.loans[node] for node in sorted(cycle.index.recalled)]
     leaving = [
-        loan.node
+        cycle.snapshot.original.nodes[loan.node]
         for loan in recalled
         if loan.pool == pool.name and _can_stay(cycle, loan) and made_at_s > loan.state_since_s
     ]
-    for node in leaving[:count]:
-        cycle.apply(CancelRecall(node, Reason(ReasonCode.FORECAST_FELL, target.reason.detail, target.reason.numbers)))
+    index = cycle.index
+    room = LoanRoom(
+        target.nodes - index.unrecalled_loan_counts.get(pool.name, 0),
+        target.gpus - index.unrecalled_loan_gpus.get(pool.name, 0),
+    )
+    reason = Reason(ReasonCode.FORECAST_FELL, target.reason.detail, target.reason.numbers)
+    for node in leaving:
+        if room.take(cycle.snapshot.loans[node.name].count_gpus(node)):
+            cycle.apply(CancelRecall(node.name, reason))
 
 
 def _can_stay(cycle: SchedulingCycle, loan: Loan) -> bool:
     node = cycle.snapshot.original.nodes[loan.node]
-    return node.lendable and not node.cordoned and bool(cycle.snapshot.jobs_on_node(loan.node))
+    is_lendable_again = node.lendable and not node.cordoned and loan.indices == node.lendable_gpus
+    has_room = not loan.is_partial or node.inference_gpus <= loan.count_kept_gpus(node)
+    return is_lendable_again and has_room and bool(cycle.snapshot.jobs_on_node(loan.node))
 
 
-def _lend_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, count: int, supply: LoanSupply) -> None:
-    """Lend up to `count` nodes, those that inference uses least first, as long as jobs could use their GPUs.
+def _lend_nodes(cycle: SchedulingCycle, pool: Pool, target: LendingTarget, supply: LoanSupply) -> None:
+    """Lend nodes, those that inference has to leave least first, as long as jobs could use their GPUs.
 
-    A pool that gives notice proposes them instead. An offer or a proposal that was withdrawn in this tick is not
-    repeated in it.
+    Recalled nodes still count as lent. A node with more GPUs than may still be lent is passed over, so that a part of
+    another node can fill the rest. A pool that gives notice proposes nodes instead. An offer or a proposal that was
+    withdrawn in this tick is not repeated in it.
     """
     loans, index, notice_s = cycle.snapshot.loans, cycle.snapshot.original.index, pool.lending.notice_s
-    for node in supply.list_nodes(pool.name):
-        if count <= 0:
-            return
+    room = LoanRoom(
+        target.lasting_nodes - cycle.index.live_loan_counts.get(pool.name, 0),
+        target.lasting_gpus - cycle.index.live_loan_gpus.get(pool.name, 0),
+    )
+    for node in supply.list_nodes(pool.name) if not room.is_empty else ():
         loan = loans.get(node.name)
         is_taken = (loan is not None and loan.is_live) or node.name in index.offered or node.name in index.proposed
-        if not is_taken and supply.wanted.take(node):
+        if not is_taken and room.has(node.loan_gpus) and supply.wanted.take(node):
+            room.take(node.loan_gpus)
             propose = ProposeLoan(node.name, cycle.now_s + notice_s, target.reason)
             cycle.apply(propose if notice_s else LendNode(node.name, target.reason))
-            count -= 1
+            if room.is_empty:
+                return

@@ -8,7 +8,7 @@ from scheduler.domain.fleet import Node, Pool
 from scheduler.domain.shadow_lending import ShadowLending, get_shadow
 from scheduler.scheduling.cycle import SchedulingCycle
 from scheduler.scheduling.policies.lending import LendingTarget
-from scheduler.scheduling.stages.lendable_nodes import WantedGpus
+from scheduler.scheduling.stages.lendable_nodes import LoanRoom, WantedGpus
 
 
 def update_shadow_loans(
@@ -23,24 +23,27 @@ def update_shadow_loans(
     before = get_shadow(cycle.snapshot.original.shadows, pool.name, cycle.now_s)
     lendable = {node.name: node for node in nodes}
     lent = [lendable[name] for name in before.nodes if name in lendable]
-    kept = lent[: target.nodes]
+    bearable = LoanRoom(target.nodes, target.gpus)
+    kept = [node for node in lent if bearable.take(node.loan_gpus)]
     recalls = len(lent) - len(kept)
-    gpus = min(before.gpus, float(sum(node.gpus for node in kept)))
+    gpus = min(before.gpus, float(sum(node.loan_gpus for node in kept)))
     if cycle.full_pass:
-        free_slots = target.lasting_nodes - len(kept) if target.allows_new_loans else 0
-        kept, gpus = _select_wanted(cycle, kept, lendable.values(), max(0, free_slots))
+        room = LoanRoom(target.lasting_nodes, target.lasting_gpus) if target.allows_new_loans else LoanRoom(0, 0)
+        for node in kept:
+            room.reserve(node.loan_gpus)
+        kept, gpus = _select_wanted(cycle, kept, lendable.values(), room)
     return before.change_loans(cycle.now_s, tuple(node.name for node in kept), gpus=gpus, recalls=recalls)
 
 
 def _select_wanted(
-    cycle: SchedulingCycle, lent: Collection[Node], lendable: Iterable[Node], free_slots: int
+    cycle: SchedulingCycle, lent: Collection[Node], lendable: Iterable[Node], room: LoanRoom
 ) -> tuple[list[Node], float]:
-    """Return those of `lent` that jobs want, up to `free_slots` more, and how many of their GPUs jobs would use."""
+    """Return those of `lent` that jobs want, as many more as fit in, and how many of their GPUs jobs would use."""
     wanted, lent_names = WantedGpus(cycle), {node.name for node in lent}
     selected = [node for node in lent if wanted.take(node)]
     for node in lendable:
-        if free_slots > 0 and node.name not in lent_names and wanted.take(node):
+        if node.name not in lent_names and room.has(node.loan_gpus) and wanted.take(node):
+            room.reserve(node.loan_gpus)
             selected.append(node)
-            free_slots -= 1
     unused = sum(-min(0.0, wanted.count(gpu)) for gpu in {node.gpu for node in selected})
-    return selected, max(0.0, sum(node.gpus for node in selected) - unused)
+    return selected, max(0.0, sum(node.loan_gpus for node in selected) - unused)

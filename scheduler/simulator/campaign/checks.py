@@ -66,7 +66,7 @@ class CaseChecks:
             self.record(at_s, code, detail)
 
     def check_world(self, world: SimulatedExecutor, stored: Snapshot) -> None:
-        """Check what really runs: no GPU twice, and nothing on nodes that inference can use.
+        """Check what really runs: no GPU twice, and nothing on GPUs that inference can use.
 
         It uses none that the store takes to be down. After a stale observation, such a node may be up.
         """
@@ -79,8 +79,9 @@ class CaseChecks:
                         detail = f"GPU {index} of {node} is used by {other} and {run.job_id}"
                         self.record(world.now_s, "gpu-used-twice", detail)
                 known = stored.nodes.get(node)
-                if known and _is_used_by_inference(stored, known):
-                    self.record(world.now_s, "runs-on-unlent-node", f"{run.job_id} runs on {node}, which is not lent")
+                if known and (foreign := _list_inference_gpus(stored, known).intersection(indices)):
+                    detail = f"{run.job_id} runs on GPUs {sorted(foreign)} of {node}, which are not lent"
+                    self.record(world.now_s, "runs-on-unlent-node", detail)
 
     def check_end(self, store: ApiStore, submitted: Counter[str], *, fallible: set[str], now_s: float) -> None:
         """Check that everything ended and adds up. `fallible` are jobs that may fail, `submitted` those accepted."""
@@ -121,10 +122,14 @@ class CaseChecks:
                 yield "account-lost-too-much", f"{job.id} lost {job.account.lost_gpu_s} of {job.account.gpu_s} GPU-s"
 
 
-def _is_used_by_inference(stored: Snapshot, node: Node) -> bool:
-    loan = stored.loans.get(node.name)
-    is_owned = stored.pools[node.pool].kind is PoolKind.INFERENCE and not (loan is not None and loan.is_in_effect)
-    return is_owned and node.state is NodeState.UP
+def _list_inference_gpus(stored: Snapshot, node: Node) -> set[int]:
+    """Return the GPUs of the node that inference can use: none of a node that is down or lent as a whole."""
+    if stored.pools[node.pool].kind is PoolKind.TRAINING or node.state is NodeState.DOWN:
+        return set()
+    loan, gpus = stored.loans.get(node.name), set(range(node.gpus))
+    if loan is None or not loan.is_in_effect:
+        return gpus
+    return gpus.difference(loan.indices) if loan.is_partial else set()
 
 
 def _find_shared_gpus(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
@@ -155,7 +160,7 @@ def _find_exceeded_limits(before: Snapshot, after: Snapshot) -> Iterator[tuple[s
 
 def _find_index_differences(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     kept, built = snapshot.index, SnapshotIndex.build(replace(snapshot, cached_index=None))
-    for name in ("waiting", "running", "holders", "recalled", "offered"):
+    for name in ("waiting", "running", "holders", "recalled", "offered", "free_by_node", "overused_loans"):
         if getattr(kept, name) != getattr(built, name):
             yield "index-differs", f"{name}: carried {getattr(kept, name)}, built {getattr(built, name)}"
 

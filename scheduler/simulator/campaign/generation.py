@@ -6,7 +6,8 @@ Each part has its own generator, so that a change of one leaves the others as th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from random import Random
 
 from scheduler.domain.checkpoints import CheckpointSpec
@@ -48,6 +49,7 @@ def draw_case(seed: int) -> FaultCase:
     count, longest_s = random.randint(4, 8 if uses_sql else 24), 1200.0 if uses_sql else 4 * 3600.0
     policy_random = Random(f"campaign/{seed}/policy")
     nodes = draw_nodes(Random(f"campaign/{seed}/hardware"), nodes)
+    nodes = tuple(_draw_lendable_gpus(Random(f"campaign/{seed}/partial"), nodes))
     jobs = _draw_jobs(Random(f"campaign/{seed}/jobs"), owned, end_s, count=count, longest_s=longest_s)
     return FaultCase(
         seed=seed,
@@ -77,6 +79,15 @@ def _draw_lending(random: Random) -> LendingPolicy:
         headroom=random.choice((0.0, 0.1)),
         enabled=random.random() < 0.9,
     )
+
+
+def _draw_lendable_gpus(random: Random, nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield the nodes. In a part of the cases, some of the inference nodes lend only some of their GPUs."""
+    share = random.choice((0.0, 0.0, 0.5, 1.0))
+    for node in nodes:
+        indices = sorted(random.sample(range(node.gpus), random.randint(1, node.gpus - 1)))
+        is_partial = node.pool == "inference" and random.random() < share
+        yield replace(node, lendable_gpus=tuple(indices)) if is_partial else node
 
 
 def _draw_settings(random: Random) -> PolicySettings:

@@ -256,6 +256,16 @@ def test_a_node_is_excluded_from_lending_and_included_again(ask: Ask, run: Run, 
     assert run("nodes", "change", "s9").exit_code == 2
 
 
+def test_a_part_of_a_node_is_made_lendable(ask: Ask, run: Run, fleet: Any) -> None:
+    added = ask("nodes", "add", "s9", "--pool", "serving", "--gpu", "cpu", "--gpus", "4", "--lendable-gpus", "2-3")
+    assert added["lendable_gpus"] == [2, 3]
+    assert "up, 2 GPUs lendable" in run("nodes").stdout
+    assert ask("nodes", "change", "s9", "--lendable-gpus", "0,2")["lendable_gpus"] == [0, 2]
+    assert ask("nodes", "change", "s9", "--lendable-gpus", "all")["lendable_gpus"] == []
+    for wrong in ("3-2", "a", "1,", "-1"):
+        assert run("nodes", "change", "s9", "--lendable-gpus", wrong).exit_code == 2
+
+
 def test_nodes_and_pools_are_deleted(ask: Ask, fleet: Any) -> None:
     ask("nodes", "delete", "t0")
     fleet.tick()

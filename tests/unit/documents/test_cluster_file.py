@@ -25,6 +25,8 @@ INFERENCE = (
     " lending: {quantile: 0.99, return_deadline_s: 5m, blackouts: [{start_s: 3600, end_s: 7200}]}}"
 )
 
+PARTIAL = "{name: chat, kind: inference, nodes: 3, gpus_per_node: 8, gpu: t4, lendable_gpus: 3, partial_nodes: 2}"
+
 
 def read(tmp_path: Path, text: str) -> ClusterDocument:
     path = tmp_path / "cluster.yaml"
@@ -42,6 +44,16 @@ def test_complete_file_becomes_pools_and_nodes(tmp_path: Path) -> None:
     assert [node.name for node in nodes][:3] == ["training-0", "training-1", "inference-00"]
     assert (nodes[-1].name, nodes[-1].pool, nodes[-1].gpus) == ("inference-11", "inference", 4)
     assert nodes[-1].gpu_memory_bytes == 48
+
+
+def test_last_nodes_of_a_pool_can_lend_parts(tmp_path: Path) -> None:
+    document = read(tmp_path, f"pools: [{TRAINING}, {PARTIAL}]")
+    nodes = build_nodes(document, lambda gpu: 16 * 2**30)
+    assert {node.name: node.lendable_gpus for node in nodes if node.pool == "chat"} == {
+        "chat-0": (),
+        "chat-1": (5, 6, 7),
+        "chat-2": (5, 6, 7),
+    }
 
 
 def test_omitted_fields_have_defaults(tmp_path: Path) -> None:
@@ -76,6 +88,10 @@ def test_reconfiguration_time_can_be_set_by_model(tmp_path: Path) -> None:
         (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 2, lending: {}')}]", r"pools\.0\.lending: got"),
         (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 2, peak_gpus: 3')}]", r"pools\.0\.peak_gpus: got 3"),
         (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 2, demand: fn0')}]", r"pools\.0\.demand: got .*fn0"),
+        (f"pools: [{TRAINING.replace('nodes: 2', 'nodes: 2, lendable_gpus: 1')}]", r"pools\.0\.lendable_gpus: got"),
+        (f"pools: [{TRAINING}, {PARTIAL.replace('lendable_gpus: 3', 'lendable_gpus: 8')}]", r"lendable_gpus: got 8"),
+        (f"pools: [{TRAINING}, {PARTIAL.replace('partial_nodes: 2', 'partial_nodes: 5')}]", r"partial_nodes: got 5"),
+        (f"pools: [{TRAINING}, {PARTIAL.replace('lendable_gpus: 3,', '')}]", r"partial_nodes: got 2"),
         (f"pools: [{TRAINING}]\nspeed: 3", "speed: there is no such field"),
         (f"pools: [{TRAINING}]\nreconfiguration_s: {{bert: 3}}", "reconfiguration_s: got .*'default'"),
         (f"pools: [{TRAINING}]\nreconfiguration_s: .nan", r"reconfiguration_s\.default: got \"nan\""),

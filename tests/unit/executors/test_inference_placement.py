@@ -32,6 +32,16 @@ def test_lent_and_offered_nodes_get_no_inference() -> None:
     assert used(state) == {"i0": 0, "i1": 0, "i2": 4, "t0": 0}
 
 
+def test_gpus_that_a_partial_loan_takes_are_filled_last_and_others_of_its_node_first() -> None:
+    state = world(7.0)
+    state = replace(state, nodes={**state.nodes, "i2": replace(state.nodes["i2"], lendable_gpus=(1, 2, 3))})
+    assert used(state) == {"i0": 4, "i1": 2, "i2": 1, "t0": 0}
+    full = replace(state, demand={"inference": DemandReading(0.0, 11.0, 11.0)})
+    assert used(full) == {"i0": 4, "i1": 4, "i2": 3, "t0": 0}
+    loan = replace(a_loan("i2", LoanState.OFFERED), gpus=3, indices=(1, 2, 3))
+    assert used(replace(full, loans={"i2": loan})) == {"i0": 4, "i1": 4, "i2": 1, "t0": 0}
+
+
 def test_recovered_node_gets_inference_again() -> None:
     assert used(world(5.0, i0=LoanState.RETURNED))["i0"] == 4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -40,6 +41,10 @@ class World:
 OFFERED, LENT = LoanState.OFFERED, LoanState.ACTIVE
 
 
+def partial_loan(node: str, state: LoanState = OFFERED) -> Loan:
+    return replace(a_loan(node, state), gpus=2, indices=(2, 3))
+
+
 def test_pods_of_an_offered_node_are_missing_from_the_end_of_their_drain_to_their_replacements_start() -> None:
     world = World()
     world.demand(0.0, 6.0)
@@ -49,6 +54,37 @@ def test_pods_of_an_offered_node_are_missing_from_the_end_of_their_drain_to_thei
     assert world.nodes.finish_drain("i1", 160.0)
     assert world.pods() == [4, 0, 2]
     assert world.unserved(1_000.0) == [(160.0, 2.0), (400.0, 0.0)]
+
+
+def test_pods_of_a_partly_lent_node_stay_and_use_the_rest() -> None:
+    world = World()
+    world.demand(0.0, 6.0)
+    assert world.loans(100.0, partial_loan("i1")) == (), "nothing drains"
+    assert world.pods() == [4, 2, 0]
+    world.demand(200.0, 8.0)
+    assert world.pods() == [4, 2, 2], "new pods take no GPUs of the loan"
+    world.demand(300.0, 12.0)
+    assert world.unserved(400.0) == [(300.0, 2.0)], "GPUs 2 and 3 of i1 are away"
+
+
+def test_gpus_that_a_partial_loan_takes_are_used_last_and_others_of_its_node_first() -> None:
+    nodes = [replace(node, lendable_gpus=(1, 2, 3)) if node.name == "i2" else node for node in NODES.values()]
+    world = World()
+    world.nodes = SimulatedNodes(nodes, drain_s=DRAIN_S)
+    for gpus, pods in ((8.0, [4, 3, 1]), (11.0, [4, 4, 3]), (9.0, [4, 4, 1]), (4.0, [3, 0, 1]), (0.0, [0, 0, 0])):
+        world.demand(0.0, gpus)
+        assert world.pods() == pods
+
+
+def test_returned_part_of_a_node_serves_after_a_cold_start() -> None:
+    world = World()
+    world.demand(0.0, 12.0)
+    world.demand(50.0, 9.0)
+    world.loans(100.0, partial_loan("i2", LENT))
+    world.demand(150.0, 12.0)
+    world.loans(200.0)
+    assert world.pods() == [4, 4, 4]
+    assert world.unserved(1_000.0) == [(150.0, 2.0), (500.0, 0.0)]
 
 
 def test_growing_demand_ends_no_shortage_of_moved_pods_and_falling_demand_does() -> None:

@@ -226,6 +226,27 @@ def test_label_decides_whether_a_node_is_lendable() -> None:
     assert rig.snapshot.nodes["s0"].lendable
 
 
+def test_label_decides_how_many_gpus_of_a_node_are_lent() -> None:
+    rig = build_fleet()
+    labels = rig.server.get(NODE, "s0")["metadata"]["labels"]
+    labels["ebbtide.dev/lendable-gpus"] = "3"
+    assert rig.run_round() == ["ChangeNode"]
+    rig.run_until_stable()
+    assert rig.snapshot.nodes["s0"].lendable_gpus == (5, 6, 7)
+    for wrong in ("0", "8", "-1", "3.5", "all", ""):
+        labels["ebbtide.dev/lendable-gpus"] = wrong
+        rig.run_until_stable()
+        assert not rig.snapshot.nodes["s0"].lendable, wrong
+    status, reason, message = condition(rig, "serving", "NodesUsable")
+    assert (status, reason) == ("False", "LendableGpusInvalid")
+    assert "s0" in message
+    del labels["ebbtide.dev/lendable-gpus"]
+    rig.run_until_stable()
+    node = rig.snapshot.nodes["s0"]
+    assert node.lendable
+    assert not node.lendable_gpus
+
+
 def test_node_without_gpus_is_cordoned_but_not_drained() -> None:
     rig = build_fleet()
     rig.server.get(NODE, "t0")["status"]["allocatable"]["nvidia.com/gpu"] = "0"

@@ -125,6 +125,30 @@ def test_label_of_another_loan_is_replaced() -> None:
     assert isinstance(step, TaintNode)
 
 
+def partly(node: str, state: LoanState = LoanState.OFFERED) -> Snapshot:
+    loan = replace(a_loan(node, state), gpus=4, indices=(4, 5, 6, 7))
+    return replace(world(), loans={node: loan})
+
+
+@pytest.mark.parametrize("state", [LoanState.OFFERED, LoanState.ACTIVE, LoanState.RECALLED])
+def test_partly_lent_node_is_neither_tainted_nor_emptied(state: LoanState) -> None:
+    assert plan_lending_steps(partly("i0", state), PLAIN, [pod("llm", "i0", 4), pod("a", "i0", 4, job="a")]) == ()
+
+
+def test_taint_of_an_earlier_loan_leaves_a_partly_lent_node() -> None:
+    nodes = {**PLAIN, "i0": lent("i0", "i0-0")}
+    assert plan_lending_steps(partly("i0"), nodes, [pod("a", "i0", 4, job="a")]) == (UntaintNode(nodes["i0"]),)
+
+
+@pytest.mark.parametrize(("gpus", "fits"), [(2, True), (3, False)])
+def test_pods_of_another_node_fit_on_the_rest_of_a_partly_lent_one(gpus: int, fits: bool) -> None:
+    both = partly("i0", LoanState.ACTIVE)
+    both = replace(both, loans={**both.loans, "i1": a_loan("i1", LoanState.OFFERED)})
+    pods = [pod("llm", "i0", 2), pod("asr", "i1", gpus), pod("tts", "i2", 8)]
+    (step,) = plan_lending_steps(both, PLAIN, pods)
+    assert isinstance(step, TaintNode) is fits
+
+
 def test_foreign_taints_and_labels_are_untouched() -> None:
     foreign = {**PLAIN, "i1": replace(PLAIN["i1"], is_tainted=True, taints=(LOANED_TAINT,))}
     assert plan_lending_steps(world(), foreign, [pod("llm", "i1", 8)]) == ()

@@ -45,10 +45,10 @@ NOW_S = 100.0
 def world() -> Snapshot:
     """t0: running jobs on 0-1 and 6. t1: down, with a job on 7. h0: another model. i0: lent. i1: recalled, used.
 
-    i2: not lent. Limit: 5. Pool notice: n0 not lent, n1 proposed, n2 proposed with its notice over, n3 vetoed. Pool
-    shadow, in shadow mode: s0.
+    i2: not lent. i3: GPUs 4-7 are lent. Limit: 5. Pool notice: n0 not lent, n1 proposed, n2 proposed with its notice
+    over, n3 vetoed. Pool shadow, in shadow mode: s0.
     """
-    pools, nodes = a_fleet(training=2, inference=3)
+    pools, nodes = a_fleet(training=2, inference=4)
     for pool, lending in (
         ("notice", LendingPolicy(notice_s=60.0)),
         ("shadow", LendingPolicy(mode=LendingMode.SHADOW)),
@@ -67,6 +67,7 @@ def world() -> Snapshot:
         a_job("leaver", 2, state=JobState.PREEMPTED, releasing={"i1": (0, 1)}),
     ]
     loans = [a_loan("i0"), a_loan("i1", LoanState.RECALLED, return_by_s=NOW_S + 10)]
+    loans.append(replace(a_loan("i3"), gpus=4, indices=(4, 5, 6, 7)))
     for name, notice_ends_s in (("n1", NOW_S + 1.0), ("n2", NOW_S)):
         loans.append(Loan(f"{name}-1", name, "notice", LoanState.PROPOSED, notice_ends_s, 0.0, proposed_at_s=0.0))
     queues = {"default": JobQueue("default", limit_gpus=5), "free": JobQueue("free")}
@@ -124,6 +125,7 @@ BROKEN: list[tuple[Decision, Invariant]] = [
     (ResizeJob("fixed", {"t0": (6, 7)}, build_data_parallel_plan(GPU, 2), NOW_S, WHY), Invariant.NOT_RESIZABLE),
     (StartJob("owned-only", {"i0": (0,)}, build_data_parallel_plan(GPU, 1), WHY), Invariant.LENT_NODE_BARRED),
     (start({"i2": (0, 1)}), Invariant.NODE_NOT_SERVING),
+    (start({"i3": (3, 4)}), Invariant.GPU_NOT_LENT),
     (start({"i1": (6, 7)}), Invariant.NODE_NOT_SERVING),
     (start({"t1": (0, 1)}), Invariant.NODE_NOT_SERVING),
     (start({"t0": (2,)}), Invariant.OUT_OF_RANGE),
@@ -233,7 +235,7 @@ def test_cordoned_gpus_count_as_missing_for_inference() -> None:
 def test_breaches_are_found() -> None:
     assert kinds(world()) == {BreachKind.NODE_DOWN}
     assert BreachKind.RECALL_LATE in kinds(replace(world(), now_s=NOW_S + 11))
-    short = replace(world(), demand={"inference": DemandReading(NOW_S, 9.0, 9.0)})
+    short = replace(world(), demand={"inference": DemandReading(NOW_S, 13.0, 13.0)})
     assert BreachKind.INFERENCE_SHORT in kinds(short)
     twice = (Run("a", 1, RunPhase.RUNNING, {"t0": (0,)}), Run("a", 2, RunPhase.RUNNING, {"t0": (0,)}))
     assert BreachKind.GPU_HELD_TWICE in kinds(world(), *twice)

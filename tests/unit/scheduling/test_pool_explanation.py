@@ -82,6 +82,7 @@ STATES: list[tuple[PoolReasonCode, Snapshot]] = [
     (LendingObstacle.NODES_VETOED, with_node(world(), "i0 i1 i2", vetoed_until_s=NOW_S + 1.0)),
     (LendingObstacle.REPLICAS_CANNOT_SLEEP, with_node(world(), "i0 i1 i2", standby=ABSENT)),
     (LendingObstacle.NODES_CORDONED, with_node(world(), "i0 i1 i2", cordoned=True, inference_gpus=8)),
+    (LendingObstacle.LENDABLE_GPUS_IN_USE, with_node(world(), "i0 i1 i2", lendable_gpus=(6, 7), inference_gpus=7)),
     (LendingObstacle.NO_JOB_WANTS_GPUS, world(jobs=())),
     (LendingObstacle.NEXT_FULL_PASS, world()),
 ]

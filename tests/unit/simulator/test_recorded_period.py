@@ -89,6 +89,18 @@ def test_what_cannot_be_replayed_is_named() -> None:
     assert period.files.demand.splitlines()[1].endswith(",32"), "a pool without readings needs all its GPUs"
 
 
+def test_parts_of_nodes_are_replayed() -> None:
+    snapshot = fleet()
+    parts = {"i0": (6, 7), "i1": (0, 1), "i2": (7,)}
+    lending = {name: replace(snapshot.nodes[name], lendable_gpus=indices) for name, indices in parts.items()}
+    snapshot = replace(snapshot, nodes={**snapshot.nodes, **lending})
+    period = build(snapshot, [ended("j", NOW_S - 4000.0)], [DemandReading(NOW_S - DAY_S, 1.0, 1.0)])
+    inference = json.loads(period.files.cluster)["pools"][0]
+    assert (inference["lendable_gpus"], inference["partial_nodes"]) == (2, 3)
+    assert len(period.differences) == 1
+    assert validate_input_files(period.files, POLICIES) == 1
+
+
 def test_model_that_only_the_service_knows_is_replayed_without_its_curve() -> None:
     job = ended("j", NOW_S - 4000.0, model="my-own-model", global_batch=8)
     period = build(fleet(), [job], [DemandReading(NOW_S - DAY_S, 1.0, 1.0)])

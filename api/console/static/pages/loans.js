@@ -6,6 +6,7 @@ import { badge, card, el, empty, put, table } from "../dom.js";
 import { duration, plural, time, timeToMinute } from "../format.js";
 import { lendingActions, actionButton } from "../actions.js";
 import { keepUp } from "../live.js";
+import { loanGpus } from "../loan_gpus.js";
 import { due, when } from "../times.js";
 import { noLending, whoAmI } from "../permissions.js";
 
@@ -32,7 +33,6 @@ class LoansPage {
   older = [];
   next = undefined;
   loans = null;
-  sizes = new Map();
 
   /** `spanS`: length of the timeline in seconds; 0 fits it to the loans, up to USUAL_SPAN_S. */
   constructor(root, spanS, signal) {
@@ -57,7 +57,6 @@ class LoansPage {
       whoAmI(),
     ]);
     this.generation = fleet.generation;
-    for (const node of fleet.nodes) this.sizes.set(node.name, node.gpus);
     this.next = this.next === undefined ? newest.next : this.next;
     this.newest = newest.items;
     this.live = live.items;
@@ -108,7 +107,7 @@ class LoansPage {
 
   #drawLevers(fleet, disabledReason) {
     const lent = this.live.filter((loan) => !["proposed", "offered"].includes(loan.state));
-    const lentGpus = lent.reduce((sum, loan) => sum + (this.sizes.get(loan.node) ?? 0), 0);
+    const lentGpus = lent.reduce((sum, loan) => sum + loan.gpus, 0);
     const state = JSON.stringify([fleet.switches, fleet.loans, lentGpus, disabledReason]);
     if (state === this.actionState) return; // keep buttons in place while the user is about to press one
     this.actionState = state;
@@ -199,6 +198,7 @@ function loanTable(loans, nowS) {
     el("a", { href: `#/nodes/${encodeURIComponent(loan.node)}` }, loan.node),
     el("a", { href: `#/pools/${encodeURIComponent(loan.pool)}` }, loan.pool),
     badge(loan.state, loan.state === "active" ? "lent" : loan.state),
+    loanGpus(loan),
     when(loan.offered_at_s),
     known(loan.lent_at_s),
     known(loan.recalled_at_s),
@@ -206,5 +206,5 @@ function loanTable(loans, nowS) {
     duration(Math.round(endOf(loan, nowS) - beginOf(loan))),
   ]);
   const times = ["Offered", "Lent", "Recalled", "Returned", "Duration"].map((name) => [name, true]);
-  return table("Loans", [["Node"], ["Pool"], ["State"], ...times], rows);
+  return table("Loans", [["Node"], ["Pool"], ["State"], ["Size"], ...times], rows);
 }

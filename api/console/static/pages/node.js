@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { problemNote } from "../dialogs.js";
 import { badge, el, facts, put, table } from "../dom.js";
 import { bytes, duration, gpus } from "../format.js";
+import { loanGpus } from "../loan_gpus.js";
 import { due, when } from "../times.js";
 
 export async function nodeDialog(name) {
@@ -30,7 +31,7 @@ function contents(node) {
     ["GPUs", `${node.gpus} × ${node.gpu}, ${bytes(node.gpu_memory_bytes)} each`],
     ["State", node.draining ? "draining" : node.cordoned ? "cordoned (unschedulable)" : node.state],
     ["Inference", node.inference_gpus ? gpus(node.inference_gpus) : "none"],
-    ["Loan", loan && el("span", {}, badge(loan.state), " since ", when(loan.state_since_s))],
+    ["Loan", loan && el("span", {}, badge(loan.state), `, ${loanGpus(loan)}, since `, when(loan.state_since_s))],
     ["Return by", loan?.return_by_s && due(loan.return_by_s)],
     ["Standby replicas", standby && describeStandby(standby)],
     ...node.prefetches.map((result) => [PURPOSES[result.purpose], describePrefetch(result)]),

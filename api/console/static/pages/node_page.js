@@ -4,6 +4,7 @@ import { get } from "../api.js";
 import { badge, el, empty, facts, figureOf, table } from "../dom.js";
 import { bytes, count, duration, figure, gpus, plural, words } from "../format.js";
 import { keepUp } from "../live.js";
+import { formatIndices, loanGpus, restUses } from "../loan_gpus.js";
 import { nodeActions } from "../node_actions.js";
 import { PageFrame } from "../page_frame.js";
 import { lacksRole, whoAmI } from "../permissions.js";
@@ -70,7 +71,8 @@ class NodePage {
     const figures = useFigures(node);
     if (figures.textContent !== this.figures.textContent) this.figures.replaceChildren(figures);
     const cards = [
-      frame.section("GPUs", [node.jobs, node.gpus, node.inference_gpus, node.other_gpus], () => gpuSlots(node)),
+      frame.section("GPUs", [node.jobs, node.gpus, node.inference_gpus, node.other_gpus, node.loan],
+        () => gpuSlots(node)),
       frame.section("State", [node, pool.kind], () => stateFacts(node, pool)),
       frame.section("Incidents", node.incidents, () => incidentTable(node.incidents)),
       frame.section("Loans", [loans, pool.kind], () => pool.kind === "inference" && loanTable(loans)),
@@ -94,6 +96,8 @@ function useFigures(node) {
   const jobs = Object.keys(node.jobs).length;
   const others = node.other_gpus > 0 && figureOf("idle", "Other use", count(node.other_gpus), "", "outside Ebbtide");
   return el("dl", { class: "figures" }, [
+    node.loan?.indices.length > 0 && figureOf("lent", "On loan", count(node.loan.gpus), `of ${gpus(node.gpus)}`,
+      node.loan.state === "active" ? `GPUs ${formatIndices(node.loan.indices)}` : node.loan.state),
     figureOf(node.loan ? "lent" : "training", "In training", count(held), `of ${gpus(node.gpus)}`, plural(jobs, "job")),
     figureOf("inference", "In inference", count(node.inference_gpus), `of ${gpus(node.gpus)}`, "as last observed"),
     others,
@@ -109,22 +113,24 @@ function heldGpus(node) {
 function gpuSlots(node) {
   const jobOf = new Map(Object.entries(node.jobs).flatMap(([id, indices]) => indices.map((index) => [index, id])));
   const held = node.loan ? "lent" : "training";
-  const [state, word] = restUse(node, node.gpus - jobOf.size);
+  const rest = restUses(node, new Set(jobOf.keys()));
   const slot = (index) => {
     const id = jobOf.get(index);
-    const what = id ? jobLink(id) : el("span", {}, word);
+    const [state, word] = REST_WORDS[rest.get(index) ?? "unknown"];
+    const what = id ? jobLink(id) : el("span", {}, node.other_gpus && state === "idle" ? "not in training" : word);
     return el("li", { data: { state: id ? held : state } }, el("small", {}, `GPU ${index}`), what);
   };
   return el("ol", { class: "slots", "aria-label": "GPUs and the jobs that hold them" },
     [...Array(node.gpus).keys()].map(slot));
 }
 
-/** Returns state and name of GPUs that no job holds. Inference reports how many GPUs it uses, but not which. */
-function restUse(node, rest) {
-  if (node.other_gpus) return ["idle", "not in training"];
-  if (!node.inference_gpus) return ["idle", "free"];
-  return node.inference_gpus >= rest ? ["inference", "inference"] : ["idle", "inference or free"];
-}
+/** State and name of GPUs that no job holds, by use. */
+const REST_WORDS = {
+  lent: ["idle", "on loan, free"],
+  inference: ["inference", "inference"],
+  free: ["idle", "free"],
+  unknown: ["idle", "inference or free"],
+};
 
 /** Links to a job. The API replaces the id of a job that the user may not read. */
 function jobLink(id) {
@@ -134,7 +140,10 @@ function jobLink(id) {
 function stateFacts(node, pool) {
   const { loan } = node;
   const schedulable = node.serves_training ? "jobs can start on it" : "no job can start on it now";
-  const lendable = node.lendable ? "yes" : "no, excluded by an admin";
+  const { lendable_gpus: indices } = node;
+  const part = `${count(indices.length)} of ${gpus(node.gpus)}: ${formatIndices(indices)}`;
+  const whole = indices.length ? part : "the whole node";
+  const lendable = node.lendable ? whole : "no, excluded by an admin";
   return [
     node.quarantine && el("p", { class: "note warn" }, `Quarantined: ${node.quarantine}`),
     facts([
@@ -142,7 +151,7 @@ function stateFacts(node, pool) {
       ["State", badge(node.state === "up" ? "inference" : "down", node.state)],
       ["Scheduling", node.draining ? "draining: its jobs move away" : node.cordoned ? "cordoned" : schedulable],
       ["Lendable", pool.kind === "inference" && lendable],
-      ["Loan", loan && el("span", {}, badge(loan.state), " since ", when(loan.state_since_s))],
+      ["Loan", loan && el("span", {}, badge(loan.state), `, ${loanGpus(loan)}, since `, when(loan.state_since_s))],
       ["Offered", loan?.state === "proposed" && due(loan.offered_at_s)],
       ["Return by", loan?.return_by_s && due(loan.return_by_s)],
     ]),
@@ -165,13 +174,14 @@ function loanTable(loans) {
   const row = (loan) => [
     when(loan.offered_at_s),
     badge(loan.state),
+    loanGpus(loan),
     loan.lent_at_s ? when(loan.lent_at_s) : "–",
     loan.recalled_at_s ? when(loan.recalled_at_s) : "–",
     loan.is_live ? "–" : when(loan.state_since_s),
     lentFor(loan) || "–",
     loan.receipt?.outcome ? badge(loan.receipt.outcome, words(loan.receipt.outcome.replace("_", " "))) : "–",
   ];
-  const columns = [["Offered"], ["State"], ["Lent"], ["Recalled"], ["Ended"], ["Duration", true], ["Recall"]];
+  const columns = [["Offered"], ["State"], ["Size"], ["Lent"], ["Recalled"], ["Ended"], ["Duration", true], ["Recall"]];
   return [
     table("Newest loans of the node", columns, loans.map(row)),
     el("p", { class: "small" }, el("a", { href: "#/loans" }, "All loans")),

@@ -107,7 +107,7 @@ class Overview {
   }
 
   #drawLevers(overview) {
-    const lentGpus = this.#lent().reduce((sum, node) => sum + node.gpus, 0);
+    const lentGpus = this.#lent().reduce((sum, node) => sum + node.lent, 0);
     const state = JSON.stringify([overview.switches, overview.loans, lentGpus, this.disabledReason]);
     if (state === this.actionState) return; // keep buttons in place while the user is about to press one
     this.actionState = state;
@@ -127,7 +127,7 @@ class Overview {
     const held = nodes.reduce((sum, node) => sum + node.held, 0);
     const training = overview.pools.filter((pool) => pool.kind === "training");
     const own = training.reduce((sum, pool) => sum + pool.capacity_gpus, 0);
-    const lentGpus = lent.reduce((sum, node) => sum + node.gpus, 0);
+    const lentGpus = lent.reduce((sum, node) => sum + node.lent, 0);
     const recalled = overview.loans.recalled || 0;
     const waiting = overview.queues.reduce((sum, queue) => sum + queue.waiting_jobs, 0);
     const needed = overview.queues.reduce((sum, queue) => sum + queue.waiting_gpus, 0);
@@ -148,7 +148,7 @@ class Overview {
   /** Returns the GPUs of a pool that training uses: {lent, recalled}. */
   #lentOf(pool) {
     const found = { lent: 0, recalled: 0 };
-    for (const node of this.#lent()) if (node.pool === pool.name) found[node.state] += node.gpus;
+    for (const node of this.#lent()) if (node.pool === pool.name) found[node.state] += node.lent;
     return found;
   }
 

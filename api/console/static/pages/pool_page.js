@@ -111,7 +111,7 @@ function poolFigures(pool, explanation, shortages) {
   return el("dl", { class: "figures" }, [
     figureOf("inference", "Inference demand", demand ? figure(demand.gpus) : "–", capacity, needed),
     figureOf("lent", "Lent nodes", count(pool.lent_nodes), `of ${count(pool.nodes)}`,
-      `${plural(explanation.lendable_nodes, "loan")} possible now`),
+      `${gpus(pool.lent_gpus)}; ${plural(explanation.lendable_nodes, "loan")} possible now`),
     figureOf("recalled", "Short by lending", percent(short), promised, "of the time in the last four weeks"),
     figureOf("idle", "Way back", wayBack, "", "from recall until inference serves again"),
   ]);

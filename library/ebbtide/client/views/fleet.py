@@ -81,6 +81,7 @@ class NodeView(TypedDict):
     inference_gpus: int
     jobs: dict[str, list[int]]
     lendable: bool
+    lendable_gpus: list[int]
     loan: LoanView | None
     name: str
     other_gpus: int
@@ -99,6 +100,7 @@ class NodeSummaryView(TypedDict):
     gpus: int
     held: int
     inference: int
+    lent: int
     name: str
     pool: str
     state: str
@@ -232,14 +234,18 @@ class PoolExplanationView(TypedDict):
     in_blackout: bool
     is_calibrated: bool
     kept_nodes_min: int
+    lasting_gpus: int
     lasting_nodes: int
+    lendable_gpus: int
     lendable_nodes: int
+    lent_gpus: int
     lent_nodes: int
     lent_nodes_max: int | None
     lever: str
     needed_gpus: float
     next_full_pass_at_s: float
     observed_gpus: float | None
+    partly_used_nodes: int
     pool: str
     proposed_nodes: int
     quantile: float

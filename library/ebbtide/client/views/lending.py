@@ -54,10 +54,13 @@ class RecallReceiptView(TypedDict):
 class LoanView(TypedDict):
     """The use of one inference node for training, from proposal or offer to return."""
 
+    gpus: int
     id: str
+    indices: list[int]
     is_live: bool
     lent_at_s: float | None
     node: str
+    node_gpus: int | None
     offered_at_s: float
     pool: str
     proposed_at_s: float | None

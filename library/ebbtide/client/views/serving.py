@@ -236,6 +236,7 @@ class PoolView(TypedDict):
     gpus: int
     kind: str
     lending: NotRequired[LendingPolicyView]
+    lent_gpus: NotRequired[int]
     lent_nodes: NotRequired[int]
     name: str
     network: PoolNetworkView | None

@@ -10,6 +10,7 @@ from scheduler.domain.gpu_sets import Gpus, GpuShape
 from scheduler.domain.job import Job
 from scheduler.domain.job_state import JobState
 from scheduler.scheduling.policies import lyra
+from scheduler.scheduling.policies.recall_selection import RecallNeed
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policies.speed import linear_step_times_s, node_sizes
 from tests.builders import GPU, a_curve, a_fleet, a_job, a_loan, a_snapshot
@@ -72,7 +73,7 @@ def test_whole_flexible_parts_are_freed_where_least_is_lost() -> None:
 
 def reclaimed(jobs: list[Job], count: int, *, offered: str = "") -> tuple[str, ...]:
     loans = [a_loan(f"i{at}", LoanState.OFFERED if f"i{at}" == offered else LoanState.ACTIVE) for at in range(4)]
-    return lyra.least_node_fraction(a_snapshot(FLEET, jobs, loans), "inference", count, SETTINGS)
+    return lyra.least_node_fraction(a_snapshot(FLEET, jobs, loans), "inference", RecallNeed(count), SETTINGS)
 
 
 def test_node_cost_is_the_fraction_of_its_jobs() -> None:

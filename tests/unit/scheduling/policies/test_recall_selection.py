@@ -14,6 +14,7 @@ from scheduler.domain.job_state import JobState
 from scheduler.domain.parallel_plan import LayerStrategy, ParallelPlan
 from scheduler.domain.snapshot import Snapshot
 from scheduler.scheduling.policies.recall_selection import (
+    RecallNeed,
     build_recall_cost,
     least_preemption_cost,
     transfer_time_by_node_s,
@@ -39,7 +40,7 @@ def world(nodes: int, jobs: list[Job], offered: tuple[str, ...] = (), owned: int
 
 
 def chosen(snapshot: Snapshot, count: int) -> tuple[str, ...]:
-    return least_preemption_cost(snapshot, "inference", count, SETTINGS)
+    return least_preemption_cost(snapshot, "inference", RecallNeed(count), SETTINGS)
 
 
 def test_unused_nodes_go_first_then_idle_ones() -> None:
@@ -79,7 +80,7 @@ def test_recalled_nodes_and_other_pools_are_not_selected() -> None:
     snapshot = world(1, [])
     recalled = a_snapshot(a_fleet(training=1, inference=1), (), [a_loan("i0", LoanState.RECALLED, return_by_s=1.0)])
     assert chosen(recalled, 1) == ()
-    assert least_preemption_cost(snapshot, "elsewhere", 1, SETTINGS) == ()
+    assert least_preemption_cost(snapshot, "elsewhere", RecallNeed(1), SETTINGS) == ()
 
 
 def test_node_whose_job_can_move_goes_first() -> None:
