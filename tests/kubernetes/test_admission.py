@@ -112,7 +112,7 @@ def test_pod_with_two_budgets_does_not_block_other_loans(site: Site) -> None:
     """The API server never evicts such a pod, and reports that with status 500."""
     node = f"{site.namespace}-i0"
     lending = LendingPolicy(headroom=0.0, return_deadline_s=600.0, cold_start_s=0.0, demand_profile=(0.0,) * 24)
-    site.add_pools(training=1, inference=2, lending=lending)
+    site.add_pools(training=1, inference=3, lending=lending)
     site.send(ReportDemand("inference", 0.0))
     start(site, "llama-1", 4)
     for number in range(2):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -43,7 +44,9 @@ def prometheus(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         created.kill()
 
 
-def add_pool(operated: Operated, name: str, query: str, *, nodes: int = 0) -> None:
+def add_pool(
+    operated: Operated, name: str, query: str, *, nodes: int = 0, lending: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """Add a Pool with this number of nodes, whose demand is the result of `query`."""
     labels = {"ebbtide.dev/test-pool": name}
     for number in range(nodes):
@@ -52,7 +55,7 @@ def add_pool(operated: Operated, name: str, query: str, *, nodes: int = 0) -> No
         "kind": "inference",
         "nodeSelector": labels,
         "gpu": "h100-80g",
-        "lending": {"headroom": 0, "returnDeadline": "30s", "coldStart": "0s"},
+        "lending": {"headroom": 0, "returnDeadline": "30s", "coldStart": "0s", **lending},
         "demand": {"source": "prometheus", "query": query, "staleAfter": f"{STALE_S:.0f}s"},
     }
     operated.cluster.apply(POOL, {"metadata": {"name": name}, "spec": spec})
@@ -66,8 +69,10 @@ def told(operated: Operated, pool: str) -> tuple[str, str]:
 
 def test_stale_demand_stops_new_loans_and_keeps_existing_ones(operated: Operated, prometheus: Prometheus) -> None:
     operated.add_nodes(1)
-    add_pool(operated, "serving", "inference_gpus", nodes=4)
+    lending = {"demandProfile": [0] * 24}  # lends before the forecast is calibrated
+    add_pool(operated, "serving", "inference_gpus", nodes=4, lending=lending)
     operated.start_operator()
+    eventually(lambda: told(operated, "serving")[0] == "Read", what="its demand is known")
     operated.submit("llama", 8, 16)
     eventually(lambda: operated.held("llama") == 16, what="it has grown onto a lent node")
     prometheus.kill()
