@@ -1,4 +1,4 @@
-"""`ebbtide usage`: GPU-hours by queue, owner, GPU model and time."""
+"""`ebbtide usage`: GPU-hours by queue, owner, GPU model, model of the job and time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FromOption = Annotated[
     str, typer.Option("--from", metavar="TIME", help="Start, a date or time in UTC. Default: 30 days ago.")
 ]
 ToOption = Annotated[str, typer.Option("--to", metavar="TIME", help="End, a date or time in UTC. Default: now.")]
-ByOption = Annotated[str, typer.Option("--by", help="Comma-separated dimensions: day, hour, queue, owner, gpu.")]
+ByOption = Annotated[str, typer.Option("--by", help="Comma-separated dimensions: day, hour, queue, owner, gpu, model.")]
 CsvOption = Annotated[
     bool, typer.Option("--csv", help="Print comma-separated values with GPU-seconds, for spreadsheets.")
 ]

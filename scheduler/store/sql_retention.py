@@ -27,6 +27,7 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    true,
     update,
 )
 
@@ -40,9 +41,11 @@ from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocomm
 from scheduler.store.sql_allocations import ALLOCATION_SPANS
 from scheduler.store.sql_api_tables import AUDIT_LOG, insert_audit_entries, move_chain_anchor
 from scheduler.store.sql_capacity_history import CAPACITY_BINS, FLEET_CHECKPOINTS
-from scheduler.store.sql_history import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, JOB_SAMPLES, READINGS, USAGE
+from scheduler.store.sql_history import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, JOB_SAMPLES, READINGS
 from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_lending_history import RECALL_RECEIPTS
+from scheduler.store.sql_simulations import DAILY_COMPARISONS
+from scheduler.store.sql_usage import MODEL_USAGE, USAGE
 from scheduler.store.sql_webhooks import DELIVERIES
 
 
@@ -84,8 +87,9 @@ _SHARED_TABLES: dict[HistoryLog, tuple[Table[Any], Column[int], ColumnElement[bo
     HistoryLog.HOURLY_CHECKPOINTS: (
         FLEET_CHECKPOINTS, FLEET_CHECKPOINTS.c.at_s, FLEET_CHECKPOINTS.c.is_hourly.is_(True)
     ),
+    HistoryLog.COMPARISONS: (DAILY_COMPARISONS, DAILY_COMPARISONS.c.day_s, true()),
 }  # fmt: skip
-"""Tables with rows of several retention periods: the column of their time, and the condition of the log's rows."""
+"""Tables without row numbers: the column of their time, and the condition of the log's rows."""
 _END_FIELD = "state_since_s"
 
 
@@ -163,7 +167,9 @@ class SqlRetention:
             return DeletedBatch(0, is_complete=True)
         with transaction(self._engine) as connection:
             sql_state.fence(connection, epoch)
-            rows = connection.execute(delete(USAGE).where(is_old, USAGE.c.hour_s <= found[-1].hour_s)).rowcount
+            last_hour_s = found[-1].hour_s
+            rows = connection.execute(delete(USAGE).where(is_old, USAGE.c.hour_s <= last_hour_s)).rowcount
+            connection.execute(delete(MODEL_USAGE).where(MODEL_USAGE.c.hour_s <= last_hour_s))
             _advance_mark(connection, HistoryLog.USAGE, up_to=0, up_to_s=before_s, rows=rows)
         return DeletedBatch(rows, is_complete=len(found) < rows_max)
 
@@ -171,7 +177,8 @@ class SqlRetention:
         """Delete rows of the oldest times, all rows of a time at once. They have no numbers, so the mark has none."""
         table, at_s, is_of_log = _SHARED_TABLES[log]
         is_old = and_(is_of_log, at_s < int(before_s))
-        found = fetch_rows(self._read_engine, select(at_s).where(is_old).order_by(at_s).limit(rows_max))
+        oldest = select(at_s.label("at_s")).where(is_old).order_by(at_s).limit(rows_max)
+        found = fetch_rows(self._read_engine, oldest)
         if not found:
             return DeletedBatch(0, is_complete=True)
         with transaction(self._engine) as connection:

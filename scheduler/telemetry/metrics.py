@@ -68,6 +68,7 @@ RETENTION_KINDS = (
     *("events", "decisions", "audit", "commands", "deliveries", "ended_jobs", "ended_loans", "readings", "usage"),
     *("logs", "archives", "recall_receipts", "allocations"),
     *("capacity_minutes", "capacity_ten_minutes", "capacity_hours", "checkpoints", "hourly_checkpoints"),
+    "comparisons",
 )
 
 

@@ -191,7 +191,7 @@ def _queue_path(name: str) -> str:
 class UsageMethods:
     @RequestMethod
     def usage(self, *, since: str = "", until: str = "", by: Sequence[str] = ("queue",)) -> Request[UsageReportView]:
-        """Return GPU-seconds, grouped by any of day, hour, queue, owner and gpu.
+        """Return GPU-seconds, grouped by any of day, hour, queue, owner, gpu and model.
 
         `since` and `until` are seconds since 1970 or ISO dates and times. The default is the last 30 days.
         """
