@@ -63,7 +63,7 @@ class JobCostView(JobGpuTimeView):
     unrecorded_gpu_s: Annotated[
         float,
         Field(
-            description="GPU-seconds that the job held beyond `gpu_s`, in allocations that were not recorded, or are no "
+            description="GPU-seconds that the job held beyond `gpu_s`, in allocations that were not recorded or are no "
             "longer retained. Their nodes and amounts are not known."
         ),
     ]

@@ -6,7 +6,7 @@ import logging
 import time
 from functools import partial
 
-from cli.composition.service import assemble_controller, build_retention, make_holder_id, start_clock
+from cli.composition.service import assemble_controller, build_retention, compare_daily, make_holder_id, start_clock
 from scheduler.domain.worker_token import issue_agent_token
 from scheduler.kubernetes.agent_injection import AgentDelivery, AgentImage
 from scheduler.kubernetes.api_actions import ActionPool
@@ -161,6 +161,7 @@ def run_operator(settings: Settings, probes: ProbeServer) -> None:
         history = FleetHistory(store, clock=RealClock(), epoch=lambda: operator.epoch, season_s=settings.season_s)
         with (
             run_in_background(retention.run, stop, name="retention"),
+            compare_daily(settings, store, epoch=lambda: operator.epoch, stop=stop),
             run_in_background(history.run, stop, name="fleet-history"),
         ):
             operator.run(stop)

@@ -283,6 +283,7 @@ class UsageRowView(TypedDict):
     hour: NotRequired[int]
     lent_gpu_s: float
     lost_gpu_s: float
+    model: NotRequired[str]
     own_gpu_s: float
     owner: NotRequired[str]
     owner_id: NotRequired[str]
