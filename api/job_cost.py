@@ -60,6 +60,9 @@ class JobCostView(JobGpuTimeView):
     as_of_s: Annotated[float, Field(description=f"Time up to which a running job is counted, {_TIME}.")]
     currency: Annotated[str | None, Field(description="Currency of all amounts, such as USD. Null: no prices are set.")]
     unpriced: Annotated[list[str], Field(description="GPU models that the job held and that have no price, by name.")]
+    held_gpu_s: Annotated[
+        float, Field(description="GPU-seconds that the job held in total: `gpu_s` and `unrecorded_gpu_s`.")
+    ]
     unrecorded_gpu_s: Annotated[
         float,
         Field(
@@ -88,6 +91,7 @@ def job_cost_view(
         "as_of_s": now_s,
         "currency": currency if prices else None,
         "unpriced": find_unpriced(entries, prices),
+        "held_gpu_s": held_gpu_s,
         "unrecorded_gpu_s": unrecorded_gpu_s if unrecorded_gpu_s >= _GPU_S_MIN else 0.0,
         "generations": [
             _generation_view(job, generation, tuple(group), prices)
