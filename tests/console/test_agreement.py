@@ -253,6 +253,7 @@ class ScriptedDay:
         self.prometheus.start()
 
     def read(self, path: str) -> Any:
+        # The history rounds mean GPUs to two digits, so the bins are the shortest ones.
         history = f"/v1/history?from_s={self.begin_s}&to_s={self.begin_s + self.length_s}&step_s=60"
         answer = httpx.get(self.site.url + path.format(history=history, **self.site.jobs), timeout=60.0)
         return answer.raise_for_status().json()
