@@ -1,4 +1,4 @@
-// Chart of the daily comparisons: one line for each variant. It is a canvas, so the page and the PNG file share the code.
+// Chart of the daily comparisons: one line for each variant. It is a canvas: the page and the PNG file share the code.
 
 import { VARIANTS, largestOf, positionOf, runsOf } from "./comparison_series.js";
 import { FONT, contextOf, drawAxis } from "./savings_chart.js";

@@ -56,7 +56,7 @@ def test_unsettled_usage_is_computed_on_demand() -> None:
 
 def test_usage_and_spans_name_the_model_that_a_job_trains() -> None:
     profile = '{"layers": 1}'
-    specs = {
+    specs: dict[str, dict[str, Any]] = {
         "preset": {"model": "llama-2-7b", "global_batch": 8},
         "own": {"profile_json": profile, "global_batch": 8},
         "none": {},
