@@ -6,7 +6,13 @@ import logging
 import time
 from functools import partial
 
-from cli.composition.service import assemble_controller, build_retention, compare_daily, make_holder_id, start_clock
+from cli.composition.service import (
+    assemble_controller,
+    build_daily_comparisons,
+    build_retention,
+    make_holder_id,
+    start_clock,
+)
 from scheduler.domain.worker_token import issue_agent_token
 from scheduler.kubernetes.agent_injection import AgentDelivery, AgentImage
 from scheduler.kubernetes.api_actions import ActionPool
@@ -159,9 +165,10 @@ def run_operator(settings: Settings, probes: ProbeServer) -> None:
         probes.liveness_error, probes.readiness_error = operator.liveness_error, operator.readiness_error
         retention = build_retention(settings, store, epoch=lambda: operator.epoch)
         history = FleetHistory(store, clock=RealClock(), epoch=lambda: operator.epoch, season_s=settings.season_s)
+        daily = build_daily_comparisons(settings, store, epoch=lambda: operator.epoch)
         with (
             run_in_background(retention.run, stop, name="retention"),
-            compare_daily(settings, store, epoch=lambda: operator.epoch, stop=stop),
+            run_in_background(daily.run, stop, name="daily-comparison"),
             run_in_background(history.run, stop, name="fleet-history"),
         ):
             operator.run(stop)

@@ -213,35 +213,29 @@ def run_controller(settings: Settings, build: BuildController = build_controller
             store, clock=RealClock(), epoch=lambda: controller.epoch, silence_s=settings.temporary_machine_s
         )
         history = FleetHistory(store, clock=RealClock(), epoch=lambda: controller.epoch, season_s=settings.season_s)
+        daily = build_daily_comparisons(settings, store, epoch=lambda: controller.epoch)
         with (
             run_in_background(retention.run, stop, name="retention"),
             run_in_background(history.run, stop, name="fleet-history"),
             run_in_background(departed.run, stop, name="departed-machines"),
-            compare_daily(settings, store, epoch=lambda: controller.epoch, stop=stop),
+            run_in_background(daily.run, stop, name="daily-comparison"),
         ):
             controller.run(stop)
     finally:
         store.close()
 
 
-@contextmanager
-def compare_daily(
-    settings: Settings, store: SqlStore, *, epoch: Callable[[], int], stop: threading.Event
-) -> Iterator[None]:
-    """Compare savings once a day during the block, unless the settings turn it off."""
-    if not settings.daily_comparison:
-        yield
-        return
-    daily = DailyComparisons(
+def build_daily_comparisons(settings: Settings, store: SqlStore, *, epoch: Callable[[], int]) -> DailyComparisons:
+    """Build the worker that compares savings once a day while this process leads, without starting it."""
+    return DailyComparisons(
         store,
         ComparisonPreparation(settings.database_url),
         clock=RealClock(),
         epoch=epoch,
         policy=settings.policy,
         on_ended=record_savings_comparison,
+        begins=settings.daily_comparison,
     )
-    with run_in_background(daily.run, stop, name="daily-comparison"):
-        yield
 
 
 def run_api(

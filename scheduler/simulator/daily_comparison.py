@@ -148,6 +148,7 @@ class DailyComparisons:
         epoch: returns the epoch of the lease; 0 while this process does not lead.
         policy: name of the policy set in use.
         on_ended: called with the state of each comparison that ends.
+        begins: whether to begin comparisons. Without, those that are under way are ended.
     """
 
     def __init__(
@@ -159,7 +160,9 @@ class DailyComparisons:
         epoch: Callable[[], int],
         policy: str,
         on_ended: Callable[[str], None],
+        begins: bool = True,
     ) -> None:
+        self._begins = begins
         self._store = store
         self._preparation = preparation
         self._clock = clock
@@ -174,8 +177,12 @@ class DailyComparisons:
         """Run until `stop` is set."""
         try:
             while not stop.wait(PERIOD_S):
-                with suppress(UnavailableError):  # the control loop logs the outage
+                try:
                     self.step()
+                except UnavailableError:
+                    pass  # the control loop logs the outage
+                except Exception:
+                    log.exception("the daily comparison of savings could not go on; it is tried again")
         finally:
             self._stop_preparing()
 
@@ -194,7 +201,8 @@ class DailyComparisons:
         with suppress(FencedError):  # the new leader continues
             for comparison in self._store.comparisons.list_running():
                 self._advance(comparison, now_s)
-            if now_s >= self._leading_since_s + FIRST_AFTER_S and self._store.comparisons.get(find_day(now_s)) is None:
+            is_due = self._begins and now_s >= self._leading_since_s + FIRST_AFTER_S
+            if is_due and self._store.comparisons.get(find_day(now_s)) is None:
                 self._begin(now_s)
 
     def _begin(self, now_s: float) -> None:
@@ -231,8 +239,13 @@ class DailyComparisons:
             self._prepares = (comparison.day_s, now_s)
         try:
             skipped = self._preparation.poll(comparison)
+        except UnavailableError:
+            self._prepares = None
+            raise
         except Exception as error:
-            self._end(comparison, ComparisonState.FAILED, now_s, str(error) or type(error).__name__)
+            # Another leader may have queued the simulation meanwhile.
+            if self._store.simulations.get_task(comparison.simulation_id) is None:
+                self._end(comparison, ComparisonState.FAILED, now_s, str(error) or type(error).__name__)
             return
         if skipped:
             self._end(comparison, ComparisonState.SKIPPED, now_s, skipped)

@@ -33,7 +33,7 @@ from scheduler.simulator.daily_comparison import (
 )
 from scheduler.simulator.simulation_runner import RunnerLimits, SimulationRunner
 from scheduler.store.api_protocol import HistoryLog
-from scheduler.store.protocol import Commit, FencedError
+from scheduler.store.protocol import Commit, FencedError, UnavailableError
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
 from tests.builders import a_fleet, a_job
@@ -79,7 +79,9 @@ class FakePreparation(ComparisonPreparation):
 class Leader:
     """A process with a lease, and the daily comparisons that it runs."""
 
-    def __init__(self, store: SqlStore, *, policy: str = "ebbtide", holder: str = "a", url: str = "") -> None:
+    def __init__(
+        self, store: SqlStore, *, policy: str = "ebbtide", holder: str = "a", url: str = "", begins: bool = True
+    ) -> None:
         self.store, self.clock, self.outcomes = store, ManualClock(NOW_S), list[str]()
         self.preparation = FakePreparation(store)
         lease = store.acquire_lease(holder, now_s=NOW_S, ttl_s=1e9)
@@ -91,6 +93,7 @@ class Leader:
             epoch=lambda: self.epoch,
             policy=policy,
             on_ended=self.outcomes.append,
+            begins=begins,
         )
 
     def step(self, *, after_s: float = 0.0) -> None:
@@ -232,6 +235,29 @@ def test_other_policy_set_is_skipped(store: SqlStore) -> None:
     leader.begin()
     [day] = leader.list_days()
     assert (day.state, "fifo" in day.reason, leader.preparation.polled) == (ComparisonState.SKIPPED, True, [])
+
+
+def test_outage_and_simulation_of_another_leader_are_no_failures(store: SqlStore) -> None:
+    leader = Leader(store)
+    leader.preparation.result = UnavailableError("the database does not respond")
+    with pytest.raises(UnavailableError):
+        leader.begin()
+    [day] = leader.list_days()
+    leader.preparation.result = ""
+    leader.preparation.poll(day)
+    leader.preparation.result = ValueError("the simulation exists")
+    leader.step(after_s=30.0)
+    assert leader.list_days() == [day]
+    assert day.state is ComparisonState.RUNNING
+
+
+def test_comparison_ends_although_no_more_are_begun(store: SqlStore) -> None:
+    Leader(store).begin()
+    [task] = store.simulations.list_tasks(limit=9)
+    leader = Leader(store, begins=False)
+    store.simulations.cancel(task.id, now_s=NOW_S)
+    leader.step(after_s=2.0 * DAY_S)
+    assert [day.state for day in leader.list_days()] == [ComparisonState.FAILED]
 
 
 def test_slow_preparation_fails(store: SqlStore) -> None:

@@ -27,6 +27,7 @@ import { DailyComparisons } from "./savings_days.js";
 const DAY_S = 86400;
 const HOUR_S = 3600;
 const CHART_PX = 260;
+const DAYS_EVERY_MS = 300_000;
 const UNNAMED = { model: "not stated" };
 const ROWS_MAX = 200;
 const VARIANTS = {
@@ -48,6 +49,7 @@ class SavingsPage {
   again = () => {}; // set once the page refreshes itself
   bars = [];
   canvas = null;
+  daysRead = null;
 
   constructor(root, choice, signal) {
     this.choice = choice;
@@ -69,7 +71,7 @@ class SavingsPage {
       ask("day"),
       choice.by === "day" ? null : ask(choice.by),
       readable(get("/v1/savings/comparison", { signal })),
-      readable(get("/v1/savings/comparison/days", { query: { from }, signal })),
+      this.#loadDays(from),
       whoAmI(),
     ]);
     if (choice !== this.choice) return this.again();
@@ -80,6 +82,16 @@ class SavingsPage {
     this.#drawComparison(comparison, who);
     this.days.update(days, from);
     return undefined;
+  }
+
+  /** Days change once a day, so they are read seldom. */
+  async #loadDays(from) {
+    const { days } = this.choice;
+    const isFresh = this.daysRead?.days === days && performance.now() - this.daysRead.atMs < DAYS_EVERY_MS;
+    if (isFresh) return this.daysRead.view;
+    const view = await readable(get("/v1/savings/comparison/days", { query: { from }, signal: this.signal }));
+    this.daysRead = { days, atMs: performance.now(), view };
+    return view;
   }
 
   failed(error) {
