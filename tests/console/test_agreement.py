@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +39,15 @@ HOUR_S, STEP_S = 3600.0, 300.0
 NOWHERE = "127.0.0.1:1"
 TRAINED, LOSER, CANCELLED = "llama-pretrain", "reward-model", "speech-tune"
 HUGE = {"name": "huge", "queue": "products", "gpus": {"min": 96, "max": 96}, "steps": 10, "command": ["true"]}
+LATE = {**HUGE, "name": "late", "gpus": {"min": 8, "max": 64}, "steps": 10**7, "onResize": "checkpoint"}
+"""A job that borrows, also on lent nodes, after shorter jobs have ended."""
 PRICES = {"gpu_prices": {"a100-80g": 1.5}, "currency": "EUR", "metrics_by_job": True}
 
 
 def write_figure(value: float) -> str:
-    """Write a number as the pages do: three significant digits, and whole numbers from 1000 on."""
-    return f"{value:,.0f}" if abs(value) >= 1000.0 else f"{float(f'{value:.3g}'):,.15g}"
+    """Write a number as the pages do: three significant digits, and whole numbers from 1000 on. Halves go up."""
+    digits = 3 if abs(value) < 1000.0 else len(str(int(abs(value))))
+    return f"{Context(prec=digits, rounding=ROUND_HALF_UP).create_decimal(repr(value)).normalize():,f}"
 
 
 def write_hours(gpu_s: float) -> str:
@@ -55,7 +59,8 @@ def write_count(value: float) -> str:
 
 
 def write_money(value: float) -> str:
-    return f"€{value:,.0f}" if abs(value) >= 100.0 else f"€{value:,.2f}"
+    cents = Decimal(1) if abs(value) >= 100.0 else Decimal("0.01")
+    return f"€{Decimal(repr(value)).quantize(cents, ROUND_HALF_UP):,f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +241,8 @@ class ScriptedDay:
                 self.site.executor.crash_job(self.site.jobs[LOSER])
             if number == ticks // 2:
                 self._cancel(CANCELLED)
+                with self.site.client() as client:
+                    client.submit(LATE)
             self.site.solve_requested_points(self.tick(after_s=STEP_S))
             self._scrape()
         done = int(self.site.store.load().snapshot.jobs[self.site.jobs[TRAINED]].progress.steps)
