@@ -1,6 +1,6 @@
 """Usage in the database: GPU-seconds by hour, queue, owner and kind of GPU, and the part of them by model.
 
-Two tables, because releases before revision 0034 add to the first one, by its primary key, while they share the
+Two tables, because releases without models add to the first one, by its primary key, while they share the
 database. So the parts by model may be less than the whole. The rest of the whole is usage whose model is not stated.
 """
 

@@ -135,5 +135,6 @@ function legend() {
     return el("li", {}, el("span", { class: "savings-line", data: { variant } }), name);
   });
   const mark = (state, sign, name) => el("li", {}, el("span", { class: "savings-mark", data: { state } }, sign), name);
-  return el("ul", { class: "legend" }, items, mark("failed", "×", "failed"), mark("skipped", "○", "skipped or not made"));
+  const marks = [mark("failed", "×", "failed"), mark("skipped", "○", "skipped or not made")];
+  return el("ul", { class: "legend" }, items, marks);
 }
