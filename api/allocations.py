@@ -31,6 +31,9 @@ class AllocationSpanView(TypedDict):
     name: Annotated[str | None, Field(description="Name of the job. Null: hidden from the caller.")]
     queue: Annotated[str | None, Field(description="Queue of the job. Null: hidden from the caller.")]
     owner: Annotated[str | None, Field(description="Display name of the job's owner. Null: hidden from the caller.")]
+    model: Annotated[
+        str | None, Field(description="Model that the job trains. Empty: not stated. Null: hidden from the caller.")
+    ]
     generation: Annotated[
         int | None, Field(description="Generation of the job that ran there. Null: hidden from the caller.")
     ]
@@ -59,6 +62,7 @@ def span_view(stored: StoredSpan, principal: Principal) -> AllocationSpanView:
         "name": span.name if is_visible else None,
         "queue": span.queue if is_visible else None,
         "owner": span.owner if is_visible else None,
+        "model": span.model if is_visible else None,
         "generation": span.generation if is_visible else None,
         "node": span.node,
         "pool": span.pool,

@@ -77,7 +77,9 @@ def _build_period(document: ReplayDocument, context: RequestContext) -> Recorded
     }
     jobs = [*snapshot.jobs.values(), *_iter_ended_jobs(context, from_s)]
     try:
-        return build_recorded_period(replace(snapshot, now_s=context.now_s), jobs, readings, from_s=from_s)
+        return build_recorded_period(
+            replace(snapshot, now_s=context.now_s), jobs, readings, from_s=from_s, to_s=context.now_s
+        )
     except ValueError as error:
         raise_conflict(str(error))
 

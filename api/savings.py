@@ -1,7 +1,7 @@
 """Savings: GPU time lent, used, lost and idle while jobs waited, with amounts if prices are set, as JSON and CSV.
 
 GPU time that jobs held is that of `/v1/usage`. GPU time that no job held is that of the recorded use of pools, which
-has no queue, owner or GPU model, so that only sums and days have it.
+has no queue, owner, GPU model or model of a job, so that only sums and days have it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from fastapi import Query, Response
 from pydantic import Field
@@ -185,14 +185,33 @@ def _extra_sums(entries: Iterable[UsageEntry], idle: IdleTime | None, prices: Ma
 
 
 def _amounts_view(entries: Iterable[UsageEntry], idle: IdleTime | None, prices: Mapping[str, float]) -> AmountsView:
+    used, on_loan, lost = price_usage(entries, prices)
+    waiting = None if idle is None else idle.waiting_amount
+    return {"used": used, "on_loan": on_loan, "lost": lost, "idle_waiting": waiting}
+
+
+class UsageAmounts(NamedTuple):
+    """Amounts of the GPU time used, of its part on loan, and of the GPU time whose work was lost."""
+
+    used: float
+    on_loan: float
+    lost: float
+
+
+def price_usage(entries: Iterable[UsageEntry], prices: Mapping[str, float]) -> UsageAmounts:
+    """Return GPU-hours times prices. GPU models without a price count as nothing."""
     used = on_loan = lost = 0.0
     for entry in entries:
         price = prices.get(entry.key.gpu, 0.0) / HOUR_S
         used += price * entry.gpu_s
         lost += price * entry.lost_gpu_s
         on_loan += price * entry.gpu_s if entry.key.is_lent else 0.0
-    waiting = None if idle is None else idle.waiting_amount
-    return {"used": used, "on_loan": on_loan, "lost": lost, "idle_waiting": waiting}
+    return UsageAmounts(used, on_loan, lost)
+
+
+def find_unpriced(entries: Iterable[UsageEntry], prices: Mapping[str, float]) -> list[str]:
+    """Return the GPU models that have no price, by name. Empty: no prices are set."""
+    return sorted({entry.key.gpu for entry in entries} - prices.keys()) if prices else []
 
 
 def savings_csv(report: SavingsReportView) -> str:
@@ -221,7 +240,8 @@ def get_savings(
     since: SinceParameter = "",
     until: UntilParameter = "",
     by: Annotated[
-        Literal["day", "queue", "owner", "gpu"], Query(description="Dimension of the rows: day, queue, owner or gpu.")
+        Literal["day", "queue", "owner", "gpu", "model"],
+        Query(description="Dimension of the rows: day, queue, owner, gpu, or the model that the jobs train."),
     ] = "day",
     form: FormParameter = "",
     accept: AcceptHeader = "",
@@ -243,7 +263,7 @@ def get_savings(
         "by": by,
         "currency": service.settings.currency if prices else None,
         "prices": prices,
-        "unpriced": sorted({entry.key.gpu for entry in usage.entries} - prices.keys()) if prices else [],
+        "unpriced": find_unpriced(usage.entries, prices),
         "recorded_since_s": min((each.at_s for each in bins), default=None),
         "items": savings_rows(usage.entries, by, idle, prices),
         "total": cast("SavingsSumsView", total),

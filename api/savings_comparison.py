@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+from enum import StrEnum
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, cast
 
+from fastapi import Response
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from api.http.csv_tables import CSV_RESPONSES, format_csv, format_iso_time, respond_with_csv, wants_csv
 from api.http.dependencies import PrincipalDep, Service, ServiceDep, StoreDep, create_router
 from api.http.errors import ProblemError, problem_responses, raise_conflict
 from api.identity.audit import declare_audited, new_audit_entry
 from api.identity.authorization import VIEWER_OF_ALL, RouteRule, requires
 from api.identity.principals import Principal, Role
 from api.simulations import SimulationProgressView, count_jobs, new_simulation_id, progress_view
+from api.usage import AcceptHeader, FormParameter, SinceParameter, UntilParameter, read_period
+from scheduler.domain.savings_comparison import (
+    COMPARED_POLICIES,
+    COMPARISON_OWNER_ID,
+    COMPARISON_TITLE,
+    DAY_S,
+    POLICY_BY_VARIANT,
+    RECORDED_S,
+    ComparedOutcome,
+    DailyComparison,
+    Variant,
+    read_outcomes,
+)
 from scheduler.domain.simulation_task import LIVE_TASK_STATES, SimulationTask, TaskState
-from scheduler.simulator.recorded_period import RecordedPeriod, build_recorded_period
+from scheduler.simulator.daily_comparison import load_recorded_period
+from scheduler.simulator.recorded_period import NothingRecordedError, RecordedPeriod
 from scheduler.store.api_protocol import ServiceStore
-from scheduler.store.job_query import JobQuery
 
-DAY_S = 86_400.0
-DAYS = 7
-JOBS_MAX = 20_000
-Variant = Literal["today", "no_lending", "no_elasticity"]
-VARIANTS: dict[Variant, str] = {
-    "today": "ebbtide",
-    "no_lending": "ebbtide-scaling",
-    "no_elasticity": "ebbtide-loaning",
-}
-"""Policy set by variant. Those without lending and without elasticity are derived from `ebbtide`."""
 _TASKS_MAX = 20
-_TITLE = f"Savings of the last {DAYS} days: with, without lending, and without elasticity"
-COMPARISON_OWNER_ID = "service:savings"
-"""Owner of the simulations that compare, so that they are found for every caller."""
 
 
 class ComparedOutcomeView(TypedDict):
@@ -108,9 +113,10 @@ def create_comparison(service: ServiceDep, store: StoreDep, principal: Principal
     live = next((task for task in _list_newest(store) if task.state in LIVE_TASK_STATES), None)
     if live is not None:
         return _comparison_view(live, store)
-    if service.policies.name != VARIANTS["today"]:
+    needed = POLICY_BY_VARIANT[Variant.TODAY]
+    if service.policies.name != needed:
         raise_conflict(
-            f"the comparison needs the policy set {VARIANTS['today']}, and this service uses {service.policies.name}. "
+            f"the comparison needs the policy set {needed}, and this service uses {service.policies.name}. "
             "Compare other policy sets with `ebbtide simulate`"
         )
     task = _start(service, store, principal)
@@ -120,7 +126,7 @@ def create_comparison(service: ServiceDep, store: StoreDep, principal: Principal
 def _start(service: Service, store: ServiceStore, principal: Principal) -> SimulationTask:
     now_s = service.clock.now_s()
     period = _load_period(store, now_s)
-    policies = tuple(VARIANTS.values())
+    policies = COMPARED_POLICIES
     task = SimulationTask(
         id=new_simulation_id(),
         owner=principal.name,
@@ -129,7 +135,7 @@ def _start(service: Service, store: ServiceStore, principal: Principal) -> Simul
         policies=policies,
         seed=0,
         jobs_total=_count_jobs(period, policies, service) * len(policies),
-        description="\n".join((_TITLE, *period.differences)),
+        description="\n".join((COMPARISON_TITLE, *period.differences)),
     )
     after = {"policies": list(policies), "jobs": period.jobs}
     store.simulations.create(
@@ -150,13 +156,9 @@ def _count_jobs(period: RecordedPeriod, policies: tuple[str, ...], service: Serv
 
 def _load_period(store: ServiceStore, now_s: float) -> RecordedPeriod:
     """Return what was recorded in the last days. Raises a 409 if that is not enough to simulate."""
-    snapshot, from_s = store.load().snapshot, now_s - DAYS * DAY_S
-    ended = store.find_ended_jobs(JobQuery(since_s=from_s), after=None, limit=JOBS_MAX)
-    jobs = {job.id: job for job in (*ended, *snapshot.jobs.values())}
-    readings = {name: store.list_readings(name, since_s=from_s) for name in snapshot.pools}
     try:
-        return build_recorded_period(snapshot, jobs.values(), readings, from_s=from_s)
-    except ValueError as error:
+        return load_recorded_period(store, now_s)
+    except NothingRecordedError as error:
         raise_conflict(str(error))
 
 
@@ -170,29 +172,117 @@ def _comparison_view(task: SimulationTask, store: ServiceStore) -> ComparisonVie
         "id": task.id,
         "state": task.state,
         "reason": task.reason,
-        "from_s": task.created_at_s - DAYS * DAY_S,
+        "from_s": task.created_at_s - RECORDED_S,
         "created_at_s": task.created_at_s,
         "ended_at_s": task.ended_at_s,
         "progress": progress_view(task),
         "differences": task.description.splitlines()[1:],
-        "outcomes": [] if report is None else [_outcome_view(each) for each in report["policies"]],
+        "outcomes": [] if report is None else [_outcome_view(each) for each in read_outcomes(report)],
     }
 
 
-def _outcome_view(report: dict[str, Any]) -> ComparedOutcomeView:
-    """Return one policy set's part of what `ebbtide simulate -o json` prints."""
-    policy = report["policy"]
+def _outcome_view(outcome: ComparedOutcome) -> ComparedOutcomeView:
+    return cast("ComparedOutcomeView", asdict(outcome))
+
+
+class DayState(StrEnum):
+    """State of a day: that of its comparison, or MISSING."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    MISSING = "missing"
+
+
+class ComparedDayView(TypedDict):
+    """The comparison that the leader made on one day, of the jobs that were submitted in the seven days before."""
+
+    day: Annotated[int, Field(description="Start of a calendar date, in seconds since 1970 (UTC).")]
+    state: Annotated[
+        DayState,
+        Field(
+            description="`running`, `succeeded`, `failed`, `skipped` (there was nothing to compare), or `missing` (no "
+            "controller led for long enough on that day)."
+        ),
+    ]
+    reason: Annotated[str, Field(description="Why it failed, was skipped or is missing. Empty: none of these.")]
+    from_s: Annotated[
+        float | None, Field(description="Start of the recorded time, in seconds since 1970 (UTC). Null: missing.")
+    ]
+    to_s: Annotated[
+        float | None, Field(description="End of the recorded time, in seconds since 1970 (UTC). Null: missing.")
+    ]
+    ended_at_s: Annotated[
+        float | None, Field(description="When its state was final, in seconds since 1970 (UTC). Null: not yet.")
+    ]
+    differences: Annotated[
+        list[str], Field(description="Differences between the simulated and the recorded cluster, as sentences.")
+    ]
+    outcomes: Annotated[
+        list[ComparedOutcomeView], Field(description="Results by variant. Empty unless it has succeeded.")
+    ]
+
+
+class ComparedDaysView(TypedDict):
+    """Daily comparisons, oldest first. They are estimates, not measurements."""
+
+    is_enabled: Annotated[bool, Field(description="Whether new ones are made, by EBBTIDE_DAILY_COMPARISON.")]
+    items: Annotated[
+        list[ComparedDayView], Field(description="One entry per day from the first comparison to the last one.")
+    ]
+
+
+@router.get("/days", response_model=ComparedDaysView, responses=CSV_RESPONSES)
+@requires(VIEWER_OF_ALL)
+def list_compared_days(
+    service: ServiceDep,
+    store: StoreDep,
+    *,
+    since: SinceParameter = "",
+    until: UntilParameter = "",
+    form: FormParameter = "",
+    accept: AcceptHeader = "",
+) -> ComparedDaysView | Response:
+    """List the comparisons that the leader made, one per day. Days without one are listed with the state `missing`."""
+    period = read_period(service, since, until)
+    found = store.comparisons.list_days(from_s=period.from_s, to_s=period.to_s)
+    view: ComparedDaysView = {"is_enabled": service.settings.daily_comparison, "items": _list_days(found)}
+    return respond_with_csv(_days_csv(view), "savings-comparisons.csv") if wants_csv(form, accept) else view
+
+
+_MISSING = "no controller led for long enough on this day, or the daily comparison was off"
+
+
+def _list_days(found: Sequence[DailyComparison]) -> list[ComparedDayView]:
+    by_day = {each.day_s: each for each in found}
+    days = range(min(by_day), max(by_day) + 1, DAY_S) if by_day else ()
+    return [_day_view(day_s, by_day.get(day_s)) for day_s in days]
+
+
+def _day_view(day_s: int, comparison: DailyComparison | None) -> ComparedDayView:
     return {
-        "variant": next(variant for variant, name in VARIANTS.items() if name == policy),
-        "policy": policy,
-        "jobs": report["jobs"],
-        "completed": report["completed"],
-        "jct_mean_s": report["jct_s"]["mean"],
-        "jct_p95_s": report["jct_s"]["p95"],
-        "waiting_mean_s": report["queueing_s"]["mean"],
-        "makespan_s": report["makespan_s"],
-        "loaned_gpu_hours": report["loaned_gpu_hours"],
-        "idle_waiting_gpu_hours": report["idle_while_waiting_gpu_hours"],
-        "lost_gpu_hours": report["lost_gpu_hours"],
-        "short_ratio": report["inference_short_intervals_ratio"]["first_pass"],
+        "day": day_s,
+        "state": DayState.MISSING if comparison is None else DayState(comparison.state.value),
+        "reason": _MISSING if comparison is None else comparison.reason,
+        "from_s": None if comparison is None else comparison.from_s,
+        "to_s": None if comparison is None else comparison.to_s,
+        "ended_at_s": None if comparison is None else comparison.ended_at_s,
+        "differences": [] if comparison is None else list(comparison.differences),
+        "outcomes": [] if comparison is None else [_outcome_view(each) for each in comparison.outcomes],
     }
+
+
+_CSV_FIGURES = tuple(name for name in ComparedOutcomeView.__annotations__ if name not in ("variant", "policy"))
+
+
+def _days_csv(view: ComparedDaysView) -> str:
+    """Return one row per day and variant; a day without results has one row without a variant."""
+    rows = []
+    for day in view["items"]:
+        date = format_iso_time(day["day"])
+        rows += [[date, day["state"].value, "", *("" for _ in _CSV_FIGURES)]] if not day["outcomes"] else []
+        for outcome in day["outcomes"]:
+            values = cast("dict[str, Any]", outcome)
+            rows.append([date, day["state"].value, outcome["variant"], *(f"{values[name]:g}" for name in _CSV_FIGURES)])
+    return format_csv(["day", "state", "variant", *_CSV_FIGURES], rows)

@@ -1,4 +1,4 @@
-"""Usage: GPU-seconds by queue, owner, GPU model, hour or day, as JSON and CSV.
+"""Usage: GPU-seconds by queue, owner, GPU model, model of the job, hour or day, as JSON and CSV.
 
 Rows are grouped by owner id and also have the display name, which several owners may share.
 """
@@ -34,7 +34,7 @@ from scheduler.domain.suggestions import suggest
 from scheduler.scheduling.usage import compute_unsettled_usage, sum_usage
 
 DAY_S = 86_400
-DIMENSIONS = ("day", "hour", "queue", "owner", "gpu")
+DIMENSIONS = ("day", "hour", "queue", "owner", "gpu", "model")
 SECONDS_BY_TIME_DIMENSION = {"day": DAY_S, "hour": HOUR_S}
 
 
@@ -81,6 +81,15 @@ class UsageRowView(UsageSumsView):
     ]
     gpu: NotRequired[
         Annotated[str, Field(description="Profile name of the GPU model, such as `h100-80g`. Absent: not requested.")]
+    ]
+    model: NotRequired[
+        Annotated[
+            str,
+            Field(
+                description="Model that the jobs train, or `profile-` and a digest of a job's own profile. Empty: not "
+                "stated by the job, or used before models were recorded. Absent: not requested."
+            ),
+        ]
     ]
 
 
@@ -213,7 +222,9 @@ def get_usage(
     *,
     since: SinceParameter = "",
     until: UntilParameter = "",
-    by: Annotated[str, Query(max_length=100, description="One or more of day, hour, queue, owner, gpu.")] = "queue",
+    by: Annotated[
+        str, Query(max_length=100, description="One or more of day, hour, queue, owner, gpu, model.")
+    ] = "queue",
     queue: Annotated[
         str, Query(max_length=300, pattern=TEXT_PATTERN, description="Only usage of this queue. Empty: all.")
     ] = "",

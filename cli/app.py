@@ -80,6 +80,12 @@ SUBCOMMANDS = (
         "List what is wrong with the service and its fleet, and what helps.",
     ),
     Subcommand("usage", "cli.commands.accounting:usage", FLEET_PANEL, "Report GPU-hours, including running jobs."),
+    Subcommand(
+        "savings",
+        "cli.commands.accounting:savings",
+        FLEET_PANEL,
+        "Report GPU-hours lent, used, lost and idle while jobs waited, with amounts at the set prices.",
+    ),
     Subcommand("loans", "cli.commands.fleet:loans", FLEET_PANEL, "List lent inference nodes and their deadlines."),
     Subcommand("cordon", "cli.commands.fleet:cordon", FLEET_PANEL, "Mark a node as unschedulable."),
     Subcommand("drain", "cli.commands.fleet:drain", FLEET_PANEL, "Cordon a node and move its jobs to other nodes."),

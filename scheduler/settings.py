@@ -351,7 +351,8 @@ class Settings(BaseSettings):
         "forecast uses. 0 retains them forever.",
     )
     usage_kept_days: RetentionDays = Field(
-        default=1095, description="Retention of hourly usage, in days. 0 retains it forever."
+        default=1095,
+        description="Retention of hourly usage and of daily comparisons, in days. 0 retains them forever.",
     )
     capacity_kept_days: RetentionDays = Field(
         default=400, description="Retention of the hourly use of pools, in days. 0 retains it forever."
@@ -387,6 +388,11 @@ class Settings(BaseSettings):
     # Simulations
     simulations_at_once: int = Field(
         default=1, ge=0, le=64, description="Simulations that one API process runs at once, 0 to 64. 0 runs none."
+    )
+    daily_comparison: bool = Field(
+        default=True,
+        description="Simulate the jobs of the last seven days once a day without lending and without elasticity, for "
+        "the page about savings: true or false.",
     )
     simulation_memory_bytes: int = Field(
         default=4 * 2**30, ge=2**29, description="Memory limit of one simulation, in bytes, 512 MiB or more."

@@ -1,8 +1,9 @@
-"""`ebbtide usage`: GPU-hours by queue, owner, GPU model and time."""
+"""`ebbtide usage` and `ebbtide savings`: GPU-hours by queue, owner, GPU model, model of the job and time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,10 +30,18 @@ FromOption = Annotated[
     str, typer.Option("--from", metavar="TIME", help="Start, a date or time in UTC. Default: 30 days ago.")
 ]
 ToOption = Annotated[str, typer.Option("--to", metavar="TIME", help="End, a date or time in UTC. Default: now.")]
-ByOption = Annotated[str, typer.Option("--by", help="Comma-separated dimensions: day, hour, queue, owner, gpu.")]
+ByOption = Annotated[str, typer.Option("--by", help="Comma-separated dimensions: day, hour, queue, owner, gpu, model.")]
 CsvOption = Annotated[
     bool, typer.Option("--csv", help="Print comma-separated values with GPU-seconds, for spreadsheets.")
 ]
+
+
+class SavingsDimension(StrEnum):
+    DAY = "day"
+    QUEUE = "queue"
+    OWNER = "owner"
+    GPU = "gpu"
+    MODEL = "model"
 
 
 def usage(
@@ -45,8 +54,7 @@ def usage(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Report GPU-hours, including running jobs."""
-    if csv and output is not OutputFormat.TABLE:
-        raise_input_error(f"--csv cannot be combined with -o {output}. Use one of them.")
+    _check_csv(csv, output)
     with service_client(url) as client:
         report = client.usage(since=since, until=until, by=by.split(","))
     if csv:
@@ -55,6 +63,66 @@ def usage(
         typer.echo(usage_csv(report), nl=False)
         return
     print_document(report, output, lambda: render_usage(report))
+
+
+def savings(
+    since: FromOption = "",
+    until: ToOption = "",
+    by: Annotated[SavingsDimension, typer.Option("--by", help="Dimension of the rows.")] = SavingsDimension.DAY,
+    *,
+    csv: CsvOption = False,
+    url: UrlOption = DEFAULT_URL,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Report GPU-hours lent, used, lost and idle while jobs waited, with amounts at the set prices."""
+    _check_csv(csv, output)
+    with service_client(url) as client:
+        report = client.savings(since=since, until=until, by=by.value)
+    if csv:
+        from api.savings import savings_csv
+
+        typer.echo(savings_csv(report), nl=False)
+        return
+    print_document(report, output, lambda: render_savings(report))
+
+
+def _check_csv(csv: bool, output: OutputFormat) -> None:
+    if csv and output is not OutputFormat.TABLE:
+        raise_input_error(f"--csv cannot be combined with -o {output}. Use one of them.")
+
+
+def render_savings(report: Mapping[str, Any]) -> RenderableType:
+    from rich.text import Text
+
+    from scheduler.domain.job_queue import list_usage_columns
+
+    total, currency = report["total"], report["currency"]
+    columns = list_usage_columns([report["by"]])
+    numbers = ["GPU-hours", "own", "lent", "lost work", "lent, idle", "idle, jobs waited"]
+    amounts = [f"amount, {currency}", "on loan"] if currency else []
+    table = render_table(
+        (
+            [*(_format_dimension(name, item[name]) for name in columns), *_format_savings(item)]
+            for item in report["items"]
+        ),
+        headers=[*(name.replace("_", " ") for name in columns), *numbers, *amounts],
+        right_aligned=[*numbers, *amounts],
+        empty="No GPU time was used or idle in this period.",
+    )
+    if not report["items"]:
+        return table
+    sums = dict(zip([*numbers, *amounts], _format_savings(total), strict=True))
+    summary = ", ".join(f"{value} {name}" for name, value in sums.items() if value)
+    unpriced = f" No price is set for {', '.join(report['unpriced'])}." if report["unpriced"] else ""
+    return stack(table, Text(""), Text(f"In total: {summary}.{unpriced}"))
+
+
+def _format_savings(sums: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a row. Idle time is not known by every dimension."""
+    names = (*(f"{prefix}gpu_s" for prefix in _SUM_PREFIXES), "lent_idle_gpu_s", "idle_waiting_gpu_s")
+    hours = ["" if sums[name] is None else _format_gpu_hours(sums[name]) for name in names]
+    amounts = sums["amounts"]
+    return hours + ([format_number(amounts[name], 2) for name in ("used", "on_loan")] if amounts else [])
 
 
 def render_usage(report: Mapping[str, Any]) -> RenderableType:

@@ -7,7 +7,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from cli.composition.service import assemble_controller, build_policies, build_retention, make_holder_id, start_clock
+from cli.composition.service import (
+    assemble_controller,
+    build_daily_comparisons,
+    build_policies,
+    build_retention,
+    make_holder_id,
+    start_clock,
+)
 from scheduler.domain.worker_token import issue_agent_token
 from scheduler.executors.standby_replicas import StandbyReplicas
 from scheduler.kubernetes.agent_injection import AgentDelivery, AgentImage
@@ -166,8 +173,10 @@ def run_operator(settings: Settings, probes: ProbeServer) -> None:
         problems = ProblemRecorder(
             store, clock=RealClock(), epoch=lambda: operator.epoch, policies=build_policies(settings)
         )
+        daily = build_daily_comparisons(settings, store, epoch=lambda: operator.epoch)
         with (
             run_in_background(retention.run, stop, name="retention"),
+            run_in_background(daily.run, stop, name="daily-comparison"),
             run_in_background(history.run, stop, name="fleet-history"),
             run_in_background(problems.run, stop, name="problem-recorder"),
         ):

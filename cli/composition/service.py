@@ -41,13 +41,14 @@ from scheduler.runtime.stop_signal import install_stop_signal
 from scheduler.scheduling.policies.settings import PolicySettings
 from scheduler.scheduling.policy_sets import PolicySet, load_policy_set
 from scheduler.settings import Settings
+from scheduler.simulator.daily_comparison import ComparisonPreparation, DailyComparisons
 from scheduler.simulator.simulation_runner import RunnerLimits, SimulationRunner
 from scheduler.store.api_protocol import HistoryLog
 from scheduler.store.archives import ArchiveFolder
 from scheduler.store.clock_reset import CLOCK_LEAD_S_MAX
 from scheduler.store.sql_store import SqlStore
 from scheduler.telemetry.logs import configure_logging
-from scheduler.telemetry.metrics import record_history_deletion, record_solve
+from scheduler.telemetry.metrics import record_history_deletion, record_savings_comparison, record_solve
 from scheduler.telemetry.tick_metrics import TickRecorder
 from scheduler.telemetry.traces import TickTracer
 from scheduler.token_secret import load_token_secret
@@ -175,6 +176,7 @@ def build_retention(
         HistoryLog.RECALL_RECEIPTS: settings.jobs_kept_days,
         HistoryLog.READINGS: settings.readings_kept_days,
         HistoryLog.USAGE: settings.usage_kept_days,
+        HistoryLog.COMPARISONS: settings.usage_kept_days,
         HistoryLog.CAPACITY_MINUTES: MINUTES.days,
         HistoryLog.CAPACITY_TEN_MINUTES: TEN_MINUTES.days,
         HistoryLog.CAPACITY_HOURS: settings.capacity_kept_days,
@@ -224,15 +226,30 @@ def run_controller(settings: Settings, build: BuildController = build_controller
         problems = ProblemRecorder(
             store, clock=RealClock(), epoch=lambda: controller.epoch, policies=build_policies(settings)
         )
+        daily = build_daily_comparisons(settings, store, epoch=lambda: controller.epoch)
         with (
             run_in_background(retention.run, stop, name="retention"),
             run_in_background(history.run, stop, name="fleet-history"),
             run_in_background(problems.run, stop, name="problem-recorder"),
             run_in_background(departed.run, stop, name="departed-machines"),
+            run_in_background(daily.run, stop, name="daily-comparison"),
         ):
             controller.run(stop)
     finally:
         store.close()
+
+
+def build_daily_comparisons(settings: Settings, store: SqlStore, *, epoch: Callable[[], int]) -> DailyComparisons:
+    """Build the worker that compares savings once a day while this process leads, without starting it."""
+    return DailyComparisons(
+        store,
+        ComparisonPreparation(settings.database_url),
+        clock=RealClock(),
+        epoch=epoch,
+        policy=settings.policy,
+        on_ended=record_savings_comparison,
+        begins=settings.daily_comparison,
+    )
 
 
 def run_api(

@@ -34,6 +34,7 @@ class AllocationSpan:
     Args:
         gpus: indices of the GPUs, ascending.
         gpu: their model.
+        model: what the job trains, as in `JobSpec.model_label`.
         is_lent: whether the node was on loan from an inference pool.
         end_s: None while the job holds the GPUs, and `end` with it.
     """
@@ -52,6 +53,7 @@ class AllocationSpan:
     begin_s: float
     end_s: float | None = None
     end: SpanEnd | None = None
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,8 @@ class UsageKey:
     """The key of one row of the usage report.
 
     The hour starts at `hour_s` (UTC). The GPUs of a row have one model, and either all or none of them were lent by an
-    inference pool.
+    inference pool. `model` is what the jobs train, as in `JobSpec.model_label`; it is also empty for usage that was
+    recorded before models were.
     """
 
     hour_s: int
@@ -222,6 +223,7 @@ class UsageKey:
     owner_id: str
     gpu: str
     is_lent: bool
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, order=True)

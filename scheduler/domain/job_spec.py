@@ -20,6 +20,7 @@ from scheduler.domain.scaling_curve import (
     LengthHistogram,
     check_length_histogram,
     curve_key,
+    name_model,
 )
 
 HANG_TIMEOUT_S = 30.0
@@ -121,6 +122,11 @@ class JobSpec:
     @property
     def has_profile(self) -> bool:
         return bool(self.model or self.profile_json)
+
+    @property
+    def model_label(self) -> str:
+        """What the job trains: its model, or a short digest of its own profile. Empty: the job states neither."""
+        return name_model(self.model, self.profile_json) if self.has_profile else ""
 
     @property
     def pod_template_json(self) -> str:

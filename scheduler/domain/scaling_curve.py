@@ -226,7 +226,7 @@ class CurveRequest:
     @property
     def model_key(self) -> str:
         """Key of the model, at one length of samples, whatever the batch and the limits."""
-        return f"{_name_model(self.model, self.profile_json)}/seq-{self.sequence_length}"
+        return f"{name_model(self.model, self.profile_json)}/seq-{self.sequence_length}"
 
     @property
     def key(self) -> str:
@@ -259,7 +259,7 @@ def curve_key(
     constants: LearnedConstants = (),
 ) -> str:
     """Return the content address of a curve: readable for presets, with digests of what is long."""
-    name = _name_model(model, profile_json)
+    name = name_model(model, profile_json)
     memory = f"/memory-{memory_percent}" if memory_percent != 100 else ""
     frozen = f"/frozen-{frozen_layers}" if frozen_layers else ""
     unlike = "/lengths-" + sha256(repr(lengths).encode()).hexdigest()[:16] if lengths else ""
@@ -269,7 +269,9 @@ def curve_key(
     return f"{name}/batch-{global_batch}/seq-{sequence_length}{memory}{frozen}{unlike}{limited}{simple}{learned}"
 
 
-def _name_model(model: str, profile_json: str) -> str:
+@lru_cache(maxsize=4096)
+def name_model(model: str, profile_json: str) -> str:
+    """Return the name of a preset, or a short digest of a job's own profile."""
     return model or "profile-" + sha256(profile_json.encode()).hexdigest()[:16]
 
 

@@ -35,9 +35,15 @@ class ProcessPool(ProcessPoolExecutor):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self._lifeline.close()
-        self.shutdown(cancel_futures=kind is not None)
+        if kind is None:
+            self.shutdown()
+        else:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the processes in the middle of their work, and wait for their end."""
+        self._lifeline.close()
+        self.shutdown(cancel_futures=True)
 
 
 def _initialize_process(lifeline: Connection, initialize: Callable[..., None], arguments: tuple[Any, ...]) -> None:

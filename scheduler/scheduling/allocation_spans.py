@@ -79,6 +79,7 @@ def _begin_span(snapshot: Snapshot, job: Job, node_name: str, at_s: float) -> Al
         gpus=job.allocation.held[node_name],
         is_lent=snapshot.pools[node.pool].kind is PoolKind.INFERENCE,
         begin_s=at_s,
+        model=spec.model_label,
     )
 
 

@@ -1,4 +1,4 @@
-"""Usage records: the GPU-seconds that jobs held, per hour, queue, owner and kind of GPU.
+"""Usage records: the GPU-seconds that jobs held, per hour, queue, owner, kind of GPU and model that they train.
 
 A job's account is settled whenever its GPUs change, so it held the same GPUs between two settlements. A tick that
 settles an account records exactly what the settlement adds, in the same commit. So nothing is recorded twice or lost,
@@ -15,7 +15,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
 from scheduler.domain.snapshot import Snapshot
 
-UsageTuple = tuple[int, str, str, str, bool]
+UsageTuple = tuple[int, str, str, str, bool, str]
 """The fields of a `UsageKey`. Plain tuples are much faster dictionary keys than dataclasses."""
 UsageSums = dict[UsageTuple, tuple[float, float, str]]
 """GPU-seconds held and lost, and the display name of the owner."""
@@ -48,7 +48,7 @@ def sum_usage(entries: Iterable[UsageEntry]) -> tuple[UsageEntry, ...]:
     sums: UsageSums = {}
     for entry in entries:
         key = entry.key
-        kind = (key.hour_s, key.queue, key.owner_id, key.gpu, key.is_lent)
+        kind = (key.hour_s, key.queue, key.owner_id, key.gpu, key.is_lent, key.model)
         _add(sums, kind, entry.gpu_s, entry.lost_gpu_s, entry.owner)
     return _build_entries(sums)
 
@@ -57,9 +57,10 @@ def _add_held(sums: UsageSums, snapshot: Snapshot, job: Job, from_s: float, to_s
     if not (job.allocation.target or job.allocation.releasing):
         return
     held, hours = _count_held_gpus(snapshot, job), tuple(_split_by_hour(from_s, to_s))
+    model = job.spec.model_label
     for (gpu, is_lent), count in held.items():
         for hour_s, elapsed_s in hours:
-            kind = (hour_s, job.spec.queue, job.owner_key, gpu, is_lent)
+            kind = (hour_s, job.spec.queue, job.owner_key, gpu, is_lent, model)
             _add(sums, kind, count * elapsed_s, 0.0, job.owner)
 
 
@@ -71,7 +72,7 @@ def _add_lost(sums: UsageSums, snapshot: Snapshot, before: Job, after: Job) -> N
     held = _count_held_gpus(snapshot, before) or Counter({(before.spec.gpu, False): 1})
     hour_s = _hour_start_s(after.account.settled_at_s)
     for (gpu, is_lent), count in held.items():
-        kind = (hour_s, before.spec.queue, before.owner_key, gpu, is_lent)
+        kind = (hour_s, before.spec.queue, before.owner_key, gpu, is_lent, before.spec.model_label)
         _add(sums, kind, 0.0, lost_gpu_s * count / held.total(), before.owner)
 
 

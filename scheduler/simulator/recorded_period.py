@@ -40,19 +40,28 @@ class RecordedPeriod:
     differences: tuple[str, ...]
 
 
+class NothingRecordedError(ValueError):
+    """Nothing was recorded that can be simulated. The message says what is missing."""
+
+
 def build_recorded_period(
-    snapshot: Snapshot, jobs: Iterable[Job], readings: Mapping[str, Sequence[DemandReading]], *, from_s: float
+    snapshot: Snapshot,
+    jobs: Iterable[Job],
+    readings: Mapping[str, Sequence[DemandReading]],
+    *,
+    from_s: float,
+    to_s: float,
 ) -> RecordedPeriod:
-    """Build the input files from the present fleet, and the jobs and demand since `from_s`.
+    """Build the input files from the present fleet, and the jobs and demand between `from_s` and `to_s`.
 
     Args:
-        jobs: live and ended jobs. Jobs that were submitted before `from_s` are left out.
+        jobs: live and ended jobs. Jobs that were submitted at other times are left out.
         readings: demand readings by pool, in order of time.
 
     Raises:
-        ValueError: nothing can be simulated. The message says what is missing.
+        NothingRecordedError: nothing can be simulated.
     """
-    submitted = [job for job in jobs if job.submitted_at_s >= from_s]
+    submitted = [job for job in jobs if from_s <= job.submitted_at_s <= to_s]
     differences, pools = list[str](), list[dict[str, Any]]()
     demand = dict[str, list[DemandReading]]()
     for name, pool in sorted(snapshot.pools.items()):
@@ -62,15 +71,15 @@ def build_recorded_period(
         pools.append(_describe_pool(pool, nodes, differences))
         if pool.kind is PoolKind.INFERENCE:
             known = readings.get(name) or (_assume_full_demand(pools[-1], from_s, differences),)
-            demand[name] = _resample(known, from_s, snapshot.now_s)
+            demand[name] = _resample(known, from_s, to_s)
     if not any(pool["kind"] == PoolKind.TRAINING for pool in pools):
-        raise ValueError("the fleet has no node in a training pool. Add one to compare policies on it")
+        raise NothingRecordedError("the fleet has no node in a training pool. Add one to compare policies on it")
     measured = [_with_measured_work(job, snapshot.now_s) for job in submitted]
     trace = export_trace(measured, demand, snapshot.now_s)
     models = {pool["gpu"] for pool in pools if pool["kind"] == PoolKind.TRAINING}
     rows = [_with_known_profiles(row) for row in trace.jobs if row.gpu in ("", *models)]
     if not rows:
-        raise ValueError("no job that was submitted in this time has run. Compare again after jobs have run")
+        raise NothingRecordedError("no job that was submitted in this time has run. Compare again after jobs have run")
     if left_out := len(submitted) - len(rows):
         differences.append(f"{left_out} of {len(submitted)} jobs are left out: they never ran, or need other GPUs")
     cluster = {"pools": pools, "queues": list(_describe_queues(snapshot))}

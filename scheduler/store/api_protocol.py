@@ -23,7 +23,7 @@ from scheduler.store.audit_chain import ChainReport
 from scheduler.store.credentials import ApiToken, ServiceAccount
 from scheduler.store.protocol import Page, Store, StoredEvent, UsageSnapshot
 from scheduler.store.sealed_secrets import SecretStore
-from scheduler.store.simulations import SimulationStore
+from scheduler.store.simulations import DailyComparisonStore, SimulationStore
 from scheduler.store.webhooks import WebhookStore
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ class HistoryLog(StrEnum):
     HOURLY_CHECKPOINTS = "hourly_checkpoints"
     FLEET_CHANGES = "fleet_changes"
     PROBLEMS = "problems"
+    COMPARISONS = "comparisons"
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,6 +391,9 @@ class ServiceStore(ApiStore, Protocol):
 
     @property
     def simulations(self) -> SimulationStore: ...
+
+    @property
+    def comparisons(self) -> DailyComparisonStore: ...
 
     @property
     def accounts(self) -> AccountStore: ...

@@ -20,15 +20,17 @@ from scheduler.store.machines import MACHINES
 from scheduler.store.schema_migration import require_current_revision
 from scheduler.store.sql_api_tables import AUDIT_LOG
 from scheduler.store.sql_capacity_history import CAPACITY_BINS, FLEET_CHECKPOINTS, take_late_bins, write_bins
-from scheduler.store.sql_history import EVENTS, USAGE, add_usage_entries, decode_usage_row
+from scheduler.store.sql_history import EVENTS
 from scheduler.store.sql_run_log import AGENT_REPORTS
+from scheduler.store.sql_simulations import DAILY_COMPARISONS
 from scheduler.store.sql_state import LEASE, STATE
+from scheduler.store.sql_usage import USAGE, USAGE_TABLES, add_usage_entries, take_late_usage
 
 CLOCK_LEAD_S_MAX = 60.0
 """A store whose latest time is further in the future than this has been written by a wrong clock."""
 _PAST_COLUMNS = (STATE.c.now_s, MACHINES.c.seen_at_s, AGENT_REPORTS.c.at_s, EVENTS.c.at_s)
 """Columns whose times have passed when they are written."""
-_UNCHANGED = {AUDIT_LOG.name, USAGE.name, CAPACITY_BINS.name, FLEET_CHECKPOINTS.name}
+_UNCHANGED = {table.name for table in (AUDIT_LOG, *USAGE_TABLES, CAPACITY_BINS, FLEET_CHECKPOINTS, DAILY_COMPARISONS)}
 """The audit log permits no changes, and usage and the use of pools are added to other hours."""
 _USERS_FIELD = "spec"
 """Field of a job with what its user wrote: a deadline in the far future may be meant."""
@@ -81,7 +83,8 @@ def reset_clock(url: str, *, now_s: float) -> ClockReset:
             rows = {table.name: _shift_table(connection, table, shift) for table in tables}
             rows[USAGE.name] = _shift_usage(connection, shift)
             rows[CAPACITY_BINS.name] = _shift_capacity(connection, shift)
-            rows[FLEET_CHECKPOINTS.name] = _delete_late_checkpoints(connection, shift)
+            for column in (FLEET_CHECKPOINTS.c.at_s, DAILY_COMPARISONS.c.day_s):
+                rows[column.table.name] = _delete_late_rows(connection, column, shift)
             generation = STATE.c.generation + 1  # readers fetch everything again
             connection.execute(update(STATE).values(generation=generation, swept_generation=generation))
             return ClockReset(lead_s, {name: count for name, count in rows.items() if count})
@@ -157,14 +160,12 @@ def _shift_row(
 
 def _shift_usage(connection: Connection, shift: _TimeShift) -> int:
     """Add the usage of late hours to the hours in which it happened."""
-    rows = connection.execute(select(USAGE).where(USAGE.c.hour_s > int(shift.after_s))).all()
+    entries = take_late_usage(connection, after_s=int(shift.after_s))
     hours = round(shift.by_s / HOUR_S) * int(HOUR_S)
-    connection.execute(delete(USAGE).where(USAGE.c.hour_s > int(shift.after_s)))
-    entries = map(decode_usage_row, rows)
     add_usage_entries(
         connection, [replace(each, key=replace(each.key, hour_s=each.key.hour_s - hours)) for each in entries]
     )
-    return len(rows)
+    return len(entries)
 
 
 def _shift_capacity(connection: Connection, shift: _TimeShift) -> int:
@@ -175,6 +176,6 @@ def _shift_capacity(connection: Connection, shift: _TimeShift) -> int:
     return len(bins)
 
 
-def _delete_late_checkpoints(connection: Connection, shift: _TimeShift) -> int:
-    """Delete checkpoints with a wrong time. The next one is written in minutes."""
-    return connection.execute(delete(FLEET_CHECKPOINTS).where(FLEET_CHECKPOINTS.c.at_s > int(shift.after_s))).rowcount
+def _delete_late_rows(connection: Connection, at_s: Column[int], shift: _TimeShift) -> int:
+    """Delete rows with a wrong time. The next checkpoint is written in minutes, the next comparison in a day."""
+    return connection.execute(delete(at_s.table).where(at_s > int(shift.after_s))).rowcount

@@ -1,10 +1,11 @@
-"""Store interface of submitted simulations."""
+"""Store interfaces of submitted simulations, and of the daily comparisons that some of them compute."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from scheduler.domain.savings_comparison import DailyComparison
 from scheduler.domain.simulation_task import SimulationFiles, SimulationTask
 
 if TYPE_CHECKING:
@@ -59,3 +60,18 @@ class SimulationStore(Protocol):
 
     def delete_ended(self, *, before_s: float) -> None:
         """Delete simulations that ended before that time."""
+
+
+class DailyComparisonStore(Protocol):
+    """The leader's comparisons, one a day. Every method may raise UnavailableError."""
+
+    def get(self, day_s: int) -> DailyComparison | None: ...
+
+    def list_days(self, *, from_s: float, to_s: float) -> tuple[DailyComparison, ...]:
+        """Return the comparisons of days that begin in the time span, in order."""
+
+    def list_running(self) -> tuple[DailyComparison, ...]:
+        """Return the comparisons that have not ended, in order."""
+
+    def put(self, comparison: DailyComparison, *, epoch: int) -> None:
+        """Store the comparison of its day. Raises FencedError if the lease has another epoch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -20,13 +21,14 @@ from sqlalchemy import (
     Table,
     TypedColumns,
     bindparam,
+    func,
     or_,
     select,
     update,
 )
 
 from scheduler.domain.allocation_span import AllocationSpan, SpanEnd, SpanEnding
-from scheduler.store.allocation_history import SpanQuery, StoredSpan
+from scheduler.store.allocation_history import GenerationUse, SpanQuery, StoredSpan
 from scheduler.store.database import METADATA, ROW_NUMBER, AnyRow, fetch_rows, insert_rows
 from scheduler.store.protocol import Commit
 
@@ -49,6 +51,7 @@ class AllocationSpanColumns(TypedColumns):
     begin_s: Named[float] = Column(Double)
     end_s: Named[float | None] = Column(Double)
     end_reason: Named[str | None] = Column(String)
+    model: Named[str] = Column(String, server_default="")
 
 
 ALLOCATION_SPANS = Table("allocation_spans", METADATA, AllocationSpanColumns)
@@ -88,6 +91,7 @@ def _build_row(span: AllocationSpan) -> dict[str, Any]:
         "begin_s": span.begin_s,
         "end_s": span.end_s,
         "end_reason": None if span.end is None else span.end.value,
+        "model": span.model,
     }
 
 
@@ -107,6 +111,7 @@ def _decode_row(row: AnyRow) -> StoredSpan:
         begin_s=row.begin_s,
         end_s=row.end_s,
         end=None if row.end_reason is None else SpanEnd(row.end_reason),
+        model=row.model,
     )
     return StoredSpan(row.number, span)
 
@@ -127,6 +132,24 @@ class SqlAllocationHistory:
             conditions.append(_ROW.number < before)
         found = select(ALLOCATION_SPANS).where(*conditions).order_by(_ROW.number.desc()).limit(limit)
         return tuple(map(_decode_row, fetch_rows(self._engine, found)))
+
+    def sum_generations(self, job_id: str, *, now_s: float) -> tuple[GenerationUse, ...]:
+        keys = (_ROW.generation, _ROW.gpu, _ROW.is_lent)
+        held_s = func.coalesce(_ROW.end_s, now_s) - _ROW.begin_s
+        sums = (
+            func.min(_ROW.begin_s).label("begin_s"),
+            func.max(_ROW.end_s).label("end_s"),
+            (func.count() - func.count(_ROW.end_s)).label("open_spans"),
+            func.sum(func.json_array_length(_ROW.indices) * held_s).label("gpu_s"),
+        )
+        found = select(*keys, *sums).where(_ROW.job_id == job_id).group_by(*keys)
+        uses = (
+            GenerationUse(
+                row.generation, row.gpu, row.is_lent, row.begin_s, None if row.open_spans else row.end_s, row.gpu_s
+            )
+            for row in fetch_rows(self._engine, found)
+        )
+        return tuple(sorted(uses, key=attrgetter("generation", "gpu", "is_lent")))
 
 
 def _build_conditions(query: SpanQuery) -> Iterable[ColumnElement[bool]]:

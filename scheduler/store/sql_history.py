@@ -1,4 +1,4 @@
-"""History in the database: events, decisions, ended jobs and loans, demand readings, usage and samples.
+"""History in the database: events, decisions, ended jobs and loans, demand readings and samples.
 
 A commit appends to history. Only retention deletes rows.
 """
@@ -12,7 +12,6 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
-    Boolean,
     Column,
     ColumnElement,
     Connection,
@@ -36,9 +35,7 @@ from scheduler.domain.decisions import Decision
 from scheduler.domain.events import Event
 from scheduler.domain.fleet import DemandReading, Loan
 from scheduler.domain.job import Job
-from scheduler.domain.job_queue import HOUR_S, UsageEntry, UsageKey
 from scheduler.domain.job_records import Sample, SlottedSample
-from scheduler.domain.owner_ids import derive_owner_id
 from scheduler.domain.reading_bins import ROUNDING_BINS
 from scheduler.store.api_protocol import LoanQuery, SortKey
 from scheduler.store.database import (
@@ -102,23 +99,6 @@ class ReadingColumns(TypedColumns):
     asked_gpus: Named[float] = Column(Double)
 
 
-class UsageColumns(TypedColumns):
-    """`owner` is the owner's id, and `owner_name` the display name.
-
-    Releases before revision 0021 wrote the display name to `owner`. They still do while they share the database, so
-    a row without `owner_name` is read as theirs.
-    """
-
-    hour_s: Named[int] = Column(BigInteger, primary_key=True, autoincrement=False)
-    queue: Named[str] = Column(String, primary_key=True)
-    owner: Named[str] = Column(String, primary_key=True)
-    gpu: Named[str] = Column(String, primary_key=True)
-    is_lent: Named[bool] = Column(Boolean, primary_key=True)
-    gpu_s: Named[float] = Column(Double)
-    lost_gpu_s: Named[float] = Column(Double)
-    owner_name: Named[str] = Column(String, server_default="")
-
-
 class JobSampleColumns(TypedColumns):
     """A job has a fixed number of places; a new sample replaces the one in its place."""
 
@@ -136,7 +116,6 @@ DECISIONS = Table("decisions", METADATA, DecisionColumns)
 ENDED_JOBS = Table("ended_jobs", METADATA, EndedJobColumns)
 ENDED_LOANS = Table("ended_loans", METADATA, EndedLoanColumns)
 READINGS = Table("readings", METADATA, ReadingColumns)
-USAGE = Table("usage", METADATA, UsageColumns)
 JOB_SAMPLES = Table("job_samples", METADATA, JobSampleColumns)
 
 Index(None, EVENTS.c.subject, EVENTS.c.number)
@@ -156,7 +135,6 @@ Index("ix_ended_jobs_ended_at", StateSince(_JOB.body), _JOB.number)
 _LOAN = ENDED_LOANS.c
 Index("ix_ended_loans_list", _LOAN.offered_at_s, _LOAN.id, _LOAN.state, _LOAN.pool, _LOAN.node)
 
-_USAGE_KEY_COLUMNS = [column.name for column in USAGE.primary_key]
 _SAMPLE_KEY_COLUMNS = ["job_id", "place"]
 _SAMPLE_VALUE_COLUMNS = ("at_s", "steps", "loss", "samples_per_s", "peak_bytes")
 
@@ -306,41 +284,6 @@ def order_and_limit(
         # The first condition is implied by the second, but lets every database start inside the index.
         rows = rows.where(at_s <= after.at_s, or_(at_s < after.at_s, name < after.id))
     return rows.order_by(at_s.desc(), name.desc()).limit(limit)
-
-
-def add_usage_entries(connection: Connection, entries: Iterable[UsageEntry]) -> None:
-    """Add the entries to the stored sums."""
-    rows = [
-        {
-            "hour_s": entry.key.hour_s,
-            "queue": entry.key.queue,
-            "owner": entry.key.owner_id,
-            "gpu": entry.key.gpu,
-            "is_lent": entry.key.is_lent,
-            "gpu_s": entry.gpu_s,
-            "lost_gpu_s": entry.lost_gpu_s,
-            "owner_name": entry.owner or entry.key.owner_id,
-        }
-        for entry in entries
-    ]
-    if not rows:
-        return
-    statement = build_insert(connection, USAGE)
-    sums = {name: USAGE.c[name] + statement.excluded[name] for name in ("gpu_s", "lost_gpu_s")}
-    changed = {**sums, "owner_name": statement.excluded.owner_name}
-    connection.execute(statement.on_conflict_do_update(index_elements=_USAGE_KEY_COLUMNS, set_=changed), rows)
-
-
-def fetch_usage_entries(connection: Connection, *, from_s: float, to_s: float) -> tuple[UsageEntry, ...]:
-    """Return the usage of all hours that overlap the time span, in order."""
-    rows = connection.execute(select(USAGE).where(USAGE.c.hour_s > from_s - HOUR_S, USAGE.c.hour_s < to_s)).all()
-    return tuple(sorted(map(decode_usage_row, rows)))
-
-
-def decode_usage_row(row: AnyRow) -> UsageEntry:
-    owner_id = row.owner if row.owner_name else derive_owner_id(row.owner)
-    key = UsageKey(row.hour_s, row.queue, owner_id, row.gpu, row.is_lent)
-    return UsageEntry(key, row.gpu_s, row.lost_gpu_s, row.owner_name or row.owner)
 
 
 def upsert_samples(connection: Connection, samples: Iterable[SlottedSample]) -> None:

@@ -41,11 +41,13 @@ from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocomm
 from scheduler.store.sql_allocations import ALLOCATION_SPANS
 from scheduler.store.sql_api_tables import AUDIT_LOG, insert_audit_entries, move_chain_anchor
 from scheduler.store.sql_capacity_history import CAPACITY_BINS, FLEET_CHANGES, FLEET_CHECKPOINTS
-from scheduler.store.sql_history import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, JOB_SAMPLES, READINGS, USAGE
+from scheduler.store.sql_history import DECISIONS, ENDED_JOBS, ENDED_LOANS, EVENTS, JOB_SAMPLES, READINGS
 from scheduler.store.sql_inbox import INBOX
 from scheduler.store.sql_job_labels import delete_labels
 from scheduler.store.sql_lending_history import RECALL_RECEIPTS
 from scheduler.store.sql_problems import PROBLEM_EPISODES
+from scheduler.store.sql_simulations import DAILY_COMPARISONS
+from scheduler.store.sql_usage import MODEL_USAGE, USAGE
 from scheduler.store.sql_webhooks import DELIVERIES
 
 
@@ -89,6 +91,7 @@ _SHARED_TABLES: dict[HistoryLog, tuple[Table[Any], Column[Any], ColumnElement[bo
     ),
     HistoryLog.FLEET_CHANGES: (FLEET_CHANGES, FLEET_CHANGES.c.at_s, true()),
     HistoryLog.PROBLEMS: (PROBLEM_EPISODES, PROBLEM_EPISODES.c.end_s, PROBLEM_EPISODES.c.is_closed),
+    HistoryLog.COMPARISONS: (DAILY_COMPARISONS, DAILY_COMPARISONS.c.day_s, true()),
 }  # fmt: skip
 """Tables without row numbers: the column of their time, and the condition of the log's rows."""
 _END_FIELD = "state_since_s"
@@ -170,7 +173,9 @@ class SqlRetention:
             return DeletedBatch(0, is_complete=True)
         with transaction(self._engine) as connection:
             sql_state.fence(connection, epoch)
-            rows = connection.execute(delete(USAGE).where(is_old, USAGE.c.hour_s <= found[-1].hour_s)).rowcount
+            last_hour_s = found[-1].hour_s
+            rows = connection.execute(delete(USAGE).where(is_old, USAGE.c.hour_s <= last_hour_s)).rowcount
+            connection.execute(delete(MODEL_USAGE).where(MODEL_USAGE.c.hour_s <= last_hour_s))
             _advance_mark(connection, HistoryLog.USAGE, up_to=0, up_to_s=before_s, rows=rows)
         return DeletedBatch(rows, is_complete=len(found) < rows_max)
 
@@ -178,7 +183,8 @@ class SqlRetention:
         """Delete rows of the oldest times, all rows of a time at once. They have no numbers, so the mark has none."""
         table, at_s, is_of_log = _SHARED_TABLES[log]
         is_old = and_(is_of_log, at_s < int(before_s))
-        found = fetch_rows(self._read_engine, select(at_s).where(is_old).order_by(at_s).limit(rows_max))
+        oldest = select(at_s.label("at_s")).where(is_old).order_by(at_s).limit(rows_max)
+        found = fetch_rows(self._read_engine, oldest)
         if not found:
             return DeletedBatch(0, is_complete=True)
         with transaction(self._engine) as connection:

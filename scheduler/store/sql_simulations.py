@@ -1,4 +1,4 @@
-"""Submitted simulations in the database, with their input files and reports."""
+"""Submitted simulations in the database, with their input files and reports, and the daily comparisons."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sqlalchemy import (
     JSON,
     BigInteger,
     Column,
+    ColumnElement,
     Double,
     Engine,
     LargeBinary,
@@ -28,10 +29,13 @@ from sqlalchemy import (
     update,
 )
 
+from scheduler.domain.codec import decode_stored, encode
 from scheduler.domain.owner_ids import derive_owner_id
+from scheduler.domain.savings_comparison import ComparisonState, DailyComparison
 from scheduler.domain.simulation_task import LIVE_TASK_STATES, SimulationFiles, SimulationTask, TaskState
+from scheduler.store import sql_state
 from scheduler.store.api_protocol import AuditEntry, IdempotencyKey
-from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocommit_engine, transaction
+from scheduler.store.database import METADATA, AnyRow, fetch_rows, make_autocommit_engine, replace_rows, transaction
 from scheduler.store.sql_api_tables import insert_audit_entries, insert_idempotency_key
 
 
@@ -66,8 +70,14 @@ class SimulationTextColumns(TypedColumns):
     report: Named[bytes | None] = Column(LargeBinary)
 
 
+class DailyComparisonColumns(TypedColumns):
+    day_s: Named[int] = Column(BigInteger, primary_key=True, autoincrement=False)
+    body: Named[Any] = Column(JSON, nullable=False)
+
+
 SIMULATIONS = Table("simulations", METADATA, SimulationColumns)
 SIMULATION_TEXTS = Table("simulation_texts", METADATA, SimulationTextColumns)
+DAILY_COMPARISONS = Table("daily_comparisons", METADATA, DailyComparisonColumns)
 _LIVE = SIMULATIONS.c.state.in_([state.value for state in LIVE_TASK_STATES])
 
 
@@ -180,6 +190,33 @@ class SqlSimulations:
         own = (SIMULATIONS.c.id == task_id) & (SIMULATIONS.c.holder == holder)
         with transaction(self._engine) as connection:
             return connection.execute(update(SIMULATIONS).where(own).values(dict(values))).rowcount == 1
+
+
+class SqlDailyComparisons:
+    """DailyComparisonStore in SQL."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._read_engine = make_autocommit_engine(engine)
+
+    def get(self, day_s: int) -> DailyComparison | None:
+        return next(iter(self._fetch(DAILY_COMPARISONS.c.day_s == day_s)), None)
+
+    def list_days(self, *, from_s: float, to_s: float) -> tuple[DailyComparison, ...]:
+        return self._fetch(DAILY_COMPARISONS.c.day_s >= from_s, DAILY_COMPARISONS.c.day_s < to_s)
+
+    def list_running(self) -> tuple[DailyComparison, ...]:
+        return self._fetch(DAILY_COMPARISONS.c.body["state"].as_string() == ComparisonState.RUNNING.value)
+
+    def put(self, comparison: DailyComparison, *, epoch: int) -> None:
+        with transaction(self._engine) as connection:
+            sql_state.fence(connection, epoch)
+            row = {"day_s": comparison.day_s, "body": encode(comparison)}
+            replace_rows(connection, DAILY_COMPARISONS, [row])
+
+    def _fetch(self, *conditions: ColumnElement[bool]) -> tuple[DailyComparison, ...]:
+        found = select(DAILY_COMPARISONS).where(*conditions).order_by(DAILY_COMPARISONS.c.day_s)
+        return tuple(decode_stored(DailyComparison, row.body) for row in fetch_rows(self._read_engine, found))
 
 
 def _compress_json(value: Mapping[str, Any]) -> bytes:

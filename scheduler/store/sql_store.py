@@ -19,7 +19,7 @@ from scheduler.domain.job import Job
 from scheduler.domain.job_records import Sample
 from scheduler.domain.reading_bins import ReadingBin
 from scheduler.domain.snapshot import Snapshot
-from scheduler.store import sql_history, sql_inbox, sql_job_search, sql_state
+from scheduler.store import sql_history, sql_inbox, sql_job_search, sql_state, sql_usage
 from scheduler.store.api_protocol import AuditEntry, HistoryLog, LoanQuery, SortKey
 from scheduler.store.database import (
     StoreError,
@@ -49,7 +49,7 @@ from scheduler.store.sql_retention import SqlRetention
 from scheduler.store.sql_run_log import SqlRunLog
 from scheduler.store.sql_secrets import SqlSecrets
 from scheduler.store.sql_sessions import SqlSessionStore
-from scheduler.store.sql_simulations import SqlSimulations
+from scheduler.store.sql_simulations import SqlDailyComparisons, SqlSimulations
 from scheduler.store.sql_webhooks import SqlWebhooks
 
 ENDED_JOB_CACHE_MAX = 4096
@@ -88,6 +88,7 @@ class SqlStore:
         self.run_log = SqlRunLog(self._engine)
         self.webhooks = SqlWebhooks(self._engine)
         self.simulations = SqlSimulations(self._engine)
+        self.comparisons = SqlDailyComparisons(self._engine)
         self.idempotency_keys = SqlIdempotencyKeys(self._engine)
         self.tokens = SqlTokenStore(self._engine)
         self.accounts = SqlAccountStore(self._engine)
@@ -146,7 +147,7 @@ class SqlStore:
                 insert_rows(connection, table, rows)
             insert_labels(connection, commit.ended_jobs)
             write_span_changes(connection, commit)
-            sql_history.add_usage_entries(connection, commit.usage)
+            sql_usage.add_usage_entries(connection, commit.usage)
             write_capacity(connection, commit)
             sql_history.upsert_samples(connection, commit.samples)
             if generation % self._tombstone_generations == 0:
@@ -257,7 +258,7 @@ class SqlStore:
         with self._lock:
             with transaction(self._snapshot_engine) as connection:
                 delta = sql_state.fetch_snapshot_delta(connection, self._latest_snapshot)
-                entries = sql_history.fetch_usage_entries(connection, from_s=from_s, to_s=to_s)
+                entries = sql_usage.fetch_usage_entries(connection, from_s=from_s, to_s=to_s)
             self._latest_snapshot = snapshot = sql_state.apply_snapshot_delta(delta)
         return UsageSnapshot(entries, snapshot)
 

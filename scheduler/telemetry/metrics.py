@@ -22,6 +22,7 @@ from scheduler.domain.events import DeliveryState
 from scheduler.domain.job_records import ReplanPhase
 from scheduler.domain.observation import FailureCause, RunPhase
 from scheduler.domain.prefetch import PrefetchPurpose
+from scheduler.domain.savings_comparison import ComparisonState
 from scheduler.domain.tick_report import BreachKind, Invariant
 from scheduler.telemetry.exposition import ExemplarStore, Exposition, TracedHistogram, attach_exemplars, expose
 from scheduler.telemetry.multiprocess_files import MetricFilesCollector, drop_stale_files
@@ -65,11 +66,14 @@ RESTART_CAUSES = ("workers", "out-of-memory")
 GPU_USES = ("running", "moving")
 OWN, LENT = GPU_OWNERS = ("own", "lent")
 DELIVERY_OUTCOMES = (DeliveryState.DELIVERED.value, "failed", DeliveryState.DEAD.value)
+COMPARISON_OUTCOMES = tuple(
+    state.value for state in (ComparisonState.SUCCEEDED, ComparisonState.FAILED, ComparisonState.SKIPPED)
+)
 RETENTION_KINDS = (
     *("events", "decisions", "audit", "commands", "deliveries", "ended_jobs", "ended_loans", "readings", "usage"),
     *("logs", "archives", "recall_receipts", "allocations"),
     *("capacity_minutes", "capacity_ten_minutes", "capacity_hours"),
-    *("checkpoints", "hourly_checkpoints", "fleet_changes", "problems"),
+    *("checkpoints", "hourly_checkpoints", "fleet_changes", "problems", "comparisons"),
 )
 
 
@@ -300,6 +304,11 @@ HISTORY_DELETED = _declare_counter(
     "Rows of history, jobs with log files, and archives of working directories, deleted by retention.",
     kind=RETENTION_KINDS,
 )
+SAVINGS_COMPARISONS = _declare_counter(
+    "ebbtide_savings_comparisons_total",
+    "Daily comparisons of savings, by outcome: succeeded, failed or skipped.",
+    outcome=COMPARISON_OUTCOMES,
+)
 
 KUBERNETES_REQUESTS = Counter(
     "ebbtide_kubernetes_requests_total",
@@ -358,6 +367,11 @@ def record_webhook_lag(seconds: float) -> None:
 def record_history_deletion(kind: str, count: int) -> None:
     """Record deleted rows of a log; with kind "logs", jobs whose log files were deleted; with "archives", archives."""
     HISTORY_DELETED.labels(kind).inc(count)
+
+
+def record_savings_comparison(outcome: str) -> None:
+    """Record the end of a daily comparison: "succeeded", "failed" or "skipped"."""
+    SAVINGS_COMPARISONS.labels(outcome).inc()
 
 
 def record_kubernetes_request(*, verb: str, resource: str, status: int, seconds: float) -> None:

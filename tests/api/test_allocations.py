@@ -63,7 +63,7 @@ def test_invalid_times_are_refused(fleet: ApiService, problem: Problem, query: s
 def test_job_of_another_queue_is_hidden() -> None:
     span = AllocationSpan("a", "n", "web", "ada", "id", 3, "t0", "train", "cpu", (0,), False, 1.0, 2.0, SpanEnd.FAILED)
     reader, stranger = (Principal("r", (Grant(Role.VIEWER, queue),), subject="r") for queue in ("web", "vision"))
-    hidden = {"job_id": HIDDEN_JOB, "name": None, "queue": None, "owner": None, "generation": None}
+    hidden = {"job_id": HIDDEN_JOB, "name": None, "queue": None, "owner": None, "model": None, "generation": None}
     shown = span_view(StoredSpan(7, span), reader)
     assert span_view(StoredSpan(7, span), stranger) == {**shown, **hidden}
     assert shown["job_id"] == "a"

@@ -26,7 +26,7 @@ def lending(fleet: ApiService) -> ApiService:
     return fleet
 
 
-@pytest.mark.parametrize("by", ["day", "queue", "owner", "gpu"])
+@pytest.mark.parametrize("by", ["day", "queue", "owner", "gpu", "model"])
 def test_held_gpu_time_is_that_of_usage(lending: ApiService, by: str) -> None:
     report, usage = lending.get("/v1/savings", by=by), lending.get("/v1/usage", by=by)
     assert {name: report["total"][name] for name in SUMS} == usage["total"]

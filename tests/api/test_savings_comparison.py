@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from scheduler.domain.savings_comparison import (
+    DAY_S,
+    POLICY_BY_VARIANT,
+    RECORDED_S,
+    ComparedOutcome,
+    ComparisonState,
+    DailyComparison,
+    Variant,
+    find_day,
+)
 from scheduler.domain.simulation_task import TaskState
 from scheduler.scheduling.policy_sets import load_policy_set
 from scheduler.simulator.seed_sweep import simulate_seeds
@@ -16,6 +28,10 @@ from scheduler.store.sql_store import SqlStore
 from tests.api.conftest import ApiService, Problem
 
 PATH = "/v1/savings/comparison"
+OUTCOME_NUMBERS = (
+    *("jct_mean_s", "jct_p95_s", "waiting_mean_s", "makespan_s"),
+    *("loaned_gpu_hours", "idle_waiting_gpu_hours", "lost_gpu_hours", "short_ratio"),
+)
 
 
 @pytest.fixture
@@ -93,3 +109,35 @@ def test_variants_differ_from_the_policy_set_in_use_in_one_part_each() -> None:
     assert (unlent.scale, rigid.lend) == (today.scale, today.lend)
     assert unlent.lend is not today.lend
     assert rigid.scale is None
+
+
+def test_days_are_listed_with_their_states_and_gaps(recorded: ApiService, problem: Problem) -> None:
+    path = f"{PATH}/days"
+    assert recorded.get(path) == {"is_enabled": True, "items": []}
+    store = recorded.store
+    assert isinstance(store, SqlStore)
+    lease = store.get_lease()
+    assert lease is not None
+    today_s = find_day(recorded.clock.now_s())
+    numbers = dict.fromkeys(OUTCOME_NUMBERS, 1.0)
+    outcomes = tuple(
+        ComparedOutcome(variant=variant, policy=policy, jobs=3, completed=3, **numbers)
+        for variant, policy in POLICY_BY_VARIANT.items()
+    )
+    for days_ago, state, found in ((3, ComparisonState.SUCCEEDED, outcomes), (1, ComparisonState.FAILED, ())):
+        day_s = today_s - days_ago * DAY_S
+        reason = "" if found else "out of memory"
+        comparison = DailyComparison(day_s, day_s + 600.0, state, f"sim-{days_ago}", reason, day_s + 900.0, (), found)
+        store.comparisons.put(comparison, epoch=lease.epoch)
+    items = recorded.get(path)["items"]
+    assert [(item["day"] - today_s) // DAY_S for item in items] == [-3, -2, -1]
+    assert [item["state"] for item in items] == ["succeeded", "missing", "failed"]
+    assert [len(item["outcomes"]) for item in items] == [3, 0, 0]
+    assert items[0]["to_s"] - items[0]["from_s"] == RECORDED_S
+    assert (items[1]["from_s"], bool(items[1]["reason"]), items[2]["reason"]) == (None, True, "out of memory")
+    rows = list(csv.DictReader(io.StringIO(recorded.http.get(f"{path}?format=csv").text)))
+    assert [(row["state"], row["variant"], row["jct_mean_s"]) for row in rows] == [
+        *(("succeeded", variant.value, "1") for variant in Variant), ("missing", "", ""), ("failed", "", ""),
+    ]  # fmt: skip
+    assert len(recorded.get(path, **{"from": today_s - 2 * DAY_S})["items"]) == 1
+    assert problem(recorded.http.get(f"{path}?from=soon"), 422)["errors"][0]["field"].endswith("from")

@@ -1,4 +1,4 @@
-"""Savings page: figures equal the API's, choices in the address, files, and the comparison."""
+"""Savings page: figures equal the API's, choices in the address, files, and the comparisons."""
 
 from __future__ import annotations
 
@@ -12,9 +12,19 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
+from scheduler.domain.savings_comparison import (
+    DAY_S,
+    POLICY_BY_VARIANT,
+    ComparedOutcome,
+    ComparisonState,
+    DailyComparison,
+    Variant,
+    find_day,
+)
 from scheduler.store.sql_store import SqlStore
 from tests.console.console_site import ConsoleSite
 from tests.console.fleets import create_fleet, small_site
+from tests.console.test_accessibility import find_serious_violations
 
 if TYPE_CHECKING:
     from tests.console.conftest import Opener
@@ -97,3 +107,53 @@ def test_comparison_is_started_and_shown(priced: ConsoleSite, opened: Opener) ->
     expect(page.get_by_text("25% shorter")).to_be_visible()
     expect(page.get_by_text("50% shorter")).to_be_visible()
     expect(page.get_by_role("region", name="Comparison of variants")).to_contain_text("50 min")
+
+
+def store_comparisons(site: ConsoleSite) -> None:
+    """Store comparisons of four days: one succeeded, one is missing, one was skipped, and the last one failed."""
+    store, today_s = site.store, find_day(site.clock.now_s())
+    assert isinstance(store, SqlStore)
+    hours = {Variant.TODAY: 2.0, Variant.NO_LENDING: 3.0, Variant.NO_ELASTICITY: 5.0}
+    outcomes = tuple(
+        ComparedOutcome(variant, policy, 9, 9, HOUR_S * hours[variant], 9.0, 60.0, 9.0, 4.0, 2.0, 1.0, 0.0)
+        for variant, policy in POLICY_BY_VARIANT.items()
+    )
+    for days_ago, state, reason in ((3, "succeeded", ""), (1, "skipped", "no job has run"), (0, "failed", "no memory")):
+        day_s = today_s - days_ago * DAY_S
+        found = outcomes if state == "succeeded" else ()
+        day = DailyComparison(day_s, day_s + 600.0, ComparisonState(state), "sim-a", reason, day_s + 900.0, (), found)
+        store.comparisons.put(day, epoch=site.lead().epoch)
+
+
+def test_daily_comparisons_are_drawn_with_their_states_and_saved(priced: ConsoleSite, opened: Opener) -> None:
+    store_comparisons(priced)
+    page = opened(f"{priced.url}/#/savings?days=7")
+    region = page.get_by_role("region", name="Compared day by day")
+    expect(region).to_contain_text("failed: no memory")
+    region.get_by_text("Values as a table").click()
+    table = region.get_by_role("table", name="Mean completion time by day, in hours")
+    rows = table.locator("tbody tr")
+    expect(rows).to_have_count(4)
+    expect(rows.nth(3).locator("td")).to_have_text(["2", "3", "5", "succeeded"])
+    expect(rows.nth(0).locator("td")).to_have_text(["–", "–", "–", "failed: no memory"])
+    expect(rows.nth(1)).to_contain_text("skipped: no job has run")
+    expect(rows.nth(2)).to_contain_text("not made")
+    assert find_serious_violations(page) == []
+    region.get_by_label("Show").select_option(label="Idle while jobs waited, in GPU-hours")
+    expect(region.get_by_role("table", name="Idle while jobs waited by day, in GPU-hours")).to_be_visible()
+    with page.expect_download() as saved:
+        region.get_by_role("button", name="Save as CSV").click()
+    found = list(csv.DictReader(io.StringIO(Path(saved.value.path()).read_text(encoding="utf-8"))))
+    assert [row["state"] for row in found] == [*["succeeded"] * 3, "missing", "skipped", "failed"]
+    with page.expect_download() as picture:
+        region.get_by_role("button", name="Save as PNG").click()
+    assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+def test_page_says_that_daily_comparisons_are_off(tmp_path: Path, opened: Opener) -> None:
+    site = small_site(tmp_path, hours=0.1, settings={"daily_comparison": False})
+    try:
+        page = opened(f"{site.url}/#/savings")
+        expect(page.get_by_role("region", name="Compared day by day")).to_contain_text("EBBTIDE_DAILY_COMPARISON")
+    finally:
+        site.close()

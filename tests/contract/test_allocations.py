@@ -6,14 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from scheduler.domain.allocation_span import AllocationSpan, SpanEnd, SpanEnding
-from scheduler.store.allocation_history import SpanQuery
+from scheduler.store.allocation_history import GenerationUse, SpanQuery
 from scheduler.store.api_protocol import ApiStore, HistoryLog
 from scheduler.store.protocol import Commit
 from scheduler.store.schema_migration import migrate
 from scheduler.store.sql_store import SqlStore
 from tests.contract.store_records import make_next_snapshot
 
-SPAN = AllocationSpan("a", "train", "web", "ada", "id-ada", 1, "t0", "train", "h100-80g", (0, 1), False, 10.0)
+SPAN = AllocationSpan(
+    "a", "train", "web", "ada", "id-ada", 1, "t0", "train", "h100-80g", (0, 1), False, 10.0, model="m"
+)
 ALWAYS = SpanQuery(-1e12, 1e12)
 
 
@@ -68,6 +70,20 @@ def test_spans_are_filtered_and_paged_newest_first(store: ApiStore) -> None:
             first = store.allocations.find_spans(query, before=None, limit=1)
             rest = store.allocations.find_spans(query, before=first[0].number, limit=2)
             assert [each.span for each in (*first, *rest)] == expected[:3]
+
+
+def test_use_of_a_job_is_summed_by_generation_and_kind_of_gpu(store: ApiStore) -> None:
+    lent = replace(SPAN, node="i0", is_lent=True, gpu="a100-80g", gpus=(0,), begin_s=12.0)
+    commit_spans(store, SPAN, replace(SPAN, node="t1"), lent, replace(SPAN, job_id="b"))
+    smaller = replace(SPAN, generation=2, gpus=(0,), begin_s=20.0)
+    ended = (SpanEnding("a", "t0", 20.0, SpanEnd.RESIZED), SpanEnding("a", "t1", 16.0, SpanEnd.RESIZED))
+    commit_spans(store, smaller, ended=ended)
+    assert store.allocations.sum_generations("a", now_s=32.0) == (
+        GenerationUse(1, "a100-80g", True, 12.0, None, 20.0),
+        GenerationUse(1, "h100-80g", False, 10.0, 20.0, 32.0),
+        GenerationUse(2, "h100-80g", False, 20.0, None, 12.0),
+    )
+    assert store.allocations.sum_generations("none", now_s=32.0) == ()
 
 
 def test_retention_deletes_ended_spans_only(tmp_path: Path) -> None:

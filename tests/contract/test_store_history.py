@@ -165,6 +165,27 @@ def test_usage_is_summed_by_key_and_loaded_with_its_snapshot(open_store: OpenSto
     assert reader.load_usage(from_s=0.0, to_s=3600.0).entries == ()
 
 
+def test_usage_is_split_by_model_and_the_rest_is_not_stated(open_store: OpenStore) -> None:
+    plain = UsageKey(3600, "vision", "ada", "a100-80g", False)
+    llama, gpt = replace(plain, model="llama-2-7b"), replace(plain, model="gpt-3-2.7b")
+    store = open_store()
+    for usage in (
+        (UsageEntry(plain, 1.5, owner="ann"), UsageEntry(llama, 0.1, 0.2, owner="ann")),
+        (UsageEntry(llama, 0.2, owner="ann"), UsageEntry(gpt, 8.0, owner="ann")),
+    ):
+        previous = store.load().snapshot
+        store.commit(Commit(previous, make_next_snapshot(previous), epoch=0, usage=usage))
+    entries = open_store().load_usage(from_s=0.0, to_s=math.inf).entries
+    assert [(each.key, each.owner) for each in entries] == [(plain, "ann"), (gpt, "ann"), (llama, "ann")]
+    assert [each.gpu_s for each in entries] == pytest.approx([1.5, 8.0, 0.3])
+    assert [each.lost_gpu_s for each in entries] == pytest.approx([0.0, 0.0, 0.2])
+    previous = store.load().snapshot
+    only = (UsageEntry(replace(llama, hour_s=7200), 1 / 3), UsageEntry(replace(gpt, hour_s=7200), 1 / 7))
+    store.commit(Commit(previous, make_next_snapshot(previous), epoch=0, usage=only))
+    late = store.load_usage(from_s=7200.0, to_s=math.inf).entries
+    assert [each.key.model for each in late] == ["gpt-3-2.7b", "llama-2-7b"], "no row for a remainder of rounding"
+
+
 def test_usage_names_each_owner_as_last_seen(store: ApiStore) -> None:
     key = UsageKey(3600, "vision", "token:1", "a100-80g", False)
     for owner in ("ada", "ann"):

@@ -190,6 +190,18 @@ SERVICE = Board(
                 ),
             ),
         ),
+        Row(
+            "Savings",
+            (
+                Panel(
+                    Kind.GRAPH,
+                    "Daily comparisons of savings",
+                    "One a day. `failed` has its reason on the page about savings and in the log of the controller.",
+                    {"{{outcome}}": "sum by (outcome) (increase(ebbtide_savings_comparisons_total{@}[1d]))"},
+                    empty="The simulated day has no database, so that nothing is compared.",
+                ),
+            ),
+        ),
         Row("Kubernetes", tuple(replace(panel, empty=_OPERATOR_ONLY) for panel in KUBERNETES_PANELS)),
     ),
 )

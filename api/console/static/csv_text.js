@@ -1,4 +1,4 @@
-// CSV: text of rows, safe for spreadsheets, and its download.
+// CSV: text of rows, safe for spreadsheets, and downloads of files.
 
 import { el } from "./dom.js";
 
@@ -31,7 +31,15 @@ export function csvTime(atS) {
  * @param {string} [type]
  */
 export function download(name, text, type = "text/csv") {
-  const url = URL.createObjectURL(new Blob([text], { type: `${type};charset=utf-8` }));
+  downloadBlob(name, new Blob([text], { type: `${type};charset=utf-8` }));
+}
+
+/**
+ * @param {string} name
+ * @param {Blob} blob
+ */
+export function downloadBlob(name, blob) {
+  const url = URL.createObjectURL(blob);
   const link = el("a", { href: url, download: name });
   document.body.append(link);
   link.click();

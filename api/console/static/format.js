@@ -41,6 +41,17 @@ export function gpuTime(seconds) {
   return seconds < 3600 ? `${figure(seconds / 60)} GPU-minutes` : `${figure(seconds / 3600)} GPU-hours`;
 }
 
+/**
+ * Formats an amount of money, with cents below 100.
+ * @param {number} value
+ * @param {string} currency code of ISO 4217
+ */
+export function money(value, currency) {
+  const digits = Math.abs(value) < 100 ? 2 : 0;
+  const options = { style: "currency", currency, minimumFractionDigits: digits, maximumFractionDigits: digits };
+  return new Intl.NumberFormat("en", /** @type {any} */ (options)).format(value);
+}
+
 export function plural(value, one, many = `${one}s`) {
   return `${count(value)} ${value === 1 ? one : many}`;
 }

@@ -3,7 +3,7 @@
 import { PARTS, ticksOf } from "./savings_figures.js";
 import { colour } from "./theme.js";
 
-const FONT = "system-ui, sans-serif";
+export const FONT = "system-ui, sans-serif";
 const LEFT_PX = 58;
 const BOTTOM_PX = 28;
 const TOP_PX = 14;
@@ -47,7 +47,14 @@ export function drawBars(context, bars, area) {
   });
 }
 
-function drawAxis(context, plot, ticks, yOf) {
+/**
+ * Draws the horizontal lines of the ticks, and their labels.
+ * @param {CanvasRenderingContext2D} context
+ * @param {{x: number, y: number, width: number, height: number}} plot
+ * @param {number[]} ticks
+ * @param {(value: number) => number} yOf
+ */
+export function drawAxis(context, plot, ticks, yOf) {
   context.font = `12px ${FONT}`;
   context.textAlign = "right";
   context.lineWidth = 1;

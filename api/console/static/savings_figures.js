@@ -5,7 +5,9 @@ const DAY_S = 86400;
 const BARS_MIN = 7;
 /** @type {[string, number][]} */
 export const PERIODS = [["7 days", 7], ["30 days", 30], ["90 days", 90], ["1 year", 365]];
-export const DIMENSIONS = [["Queue", "queue"], ["Owner", "owner"], ["GPU model", "gpu"], ["Day", "day"]];
+/** @type {[string, string][]} */
+export const DIMENSIONS = [["Queue", "queue"], ["Owner", "owner"], ["GPU model", "gpu"], ["Model trained", "model"],
+  ["Day", "day"]];
 
 /** Parts of a bar, from below: [name, custom property of the colour, GPU-seconds of a row]. */
 export const PARTS = /** @type {[string, string, (row: any) => number][]} */ ([

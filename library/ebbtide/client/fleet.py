@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         PoolView,
         ProblemsView,
         QueueView,
+        SavingsReportView,
         UsageReportView,
         WaitingView,
     )
@@ -207,10 +208,20 @@ def _queue_path(name: str) -> str:
 class UsageMethods:
     @RequestMethod
     def usage(self, *, since: str = "", until: str = "", by: Sequence[str] = ("queue",)) -> Request[UsageReportView]:
-        """Return GPU-seconds, grouped by any of day, hour, queue, owner and gpu.
+        """Return GPU-seconds, grouped by any of day, hour, queue, owner, gpu and model.
 
         `since` and `until` are seconds since 1970 or ISO dates and times. The default is the last 30 days.
         """
-        query = {"from": since, "to": until, "by": ",".join(by)}
-        query = {name: value for name, value in query.items() if value}
-        return Request("GET", "/v1/usage", query=query)
+        return Request("GET", "/v1/usage", query=_period_query(since, until, ",".join(by)))
+
+    @RequestMethod
+    def savings(self, *, since: str = "", until: str = "", by: str = "day") -> Request[SavingsReportView]:
+        """Return GPU time lent, used, lost and idle while jobs waited, with amounts if the service has prices.
+
+        `by` is day, queue, owner, gpu or model. Times are as in `usage`.
+        """
+        return Request("GET", "/v1/savings", query=_period_query(since, until, by))
+
+
+def _period_query(since: str, until: str, by: str) -> dict[str, str]:
+    return {name: value for name, value in (("from", since), ("to", until), ("by", by)) if value}

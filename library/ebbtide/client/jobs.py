@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         DryRunView,
         EventView,
         ExplanationView,
+        JobCostView,
         JobHistoryView,
         JobView,
         LogLineView,
@@ -128,6 +129,11 @@ class JobMethods:
     def history(self, job_id: str) -> Request[JobHistoryView]:
         """Return the job's states, allocations, and its loss and throughput over time."""
         return Request("GET", f"{job_path(job_id)}/history")
+
+    @RequestMethod
+    def cost(self, job_id: str) -> Request[JobCostView]:
+        """Return the job's GPU time on own and lent nodes by generation, with amounts if the service has prices."""
+        return Request("GET", f"{job_path(job_id)}/cost")
 
     @RequestMethod
     def progress(self, job_id: str) -> Request[ProgressView]:

@@ -16,6 +16,7 @@ function sums(changes = {}) {
 
 test("choices come from the address, and unknown ones are usual ones", () => {
   assert.deepEqual(readChoice(new URLSearchParams("days=7&by=gpu")), { days: 7, by: "gpu" });
+  assert.equal(readChoice(new URLSearchParams("by=model")).by, "model");
   assert.deepEqual(readChoice(new URLSearchParams("days=8&by=colour")), { days: 30, by: "queue" });
   assert.equal(addressOf({ days: 90, by: "owner" }), "#/savings?days=90&by=owner");
 });

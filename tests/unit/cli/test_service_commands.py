@@ -315,6 +315,11 @@ def test_usage_as_table_and_csv(ask: Ask, run: Run, fleet: Any) -> None:
         "queue,gpu_s,own_gpu_s,lent_gpu_s,lost_gpu_s",
         f"vision,{held:.3f},{held:.3f},0.000,0.000",
     ]
+    saved = ask("savings", "--by", "queue")
+    assert saved["total"]["gpu_s"] == held
+    assert "vision" in run("savings", "--by", "queue").stdout
+    assert run("savings", "--by", "model", "--csv").stdout.splitlines()[1].startswith(f",{held:.3f},")
+    assert run("savings", "--by", "hour").exit_code != 0
     wrong = run("usage", "--by", "ownr")
     assert wrong.exit_code != 0
     assert "did you mean 'owner'?" in wrong.stderr

@@ -10,7 +10,9 @@ import pytest
 from scheduler.domain.job import Job
 from scheduler.domain.job_queue import UsageEntry, UsageKey
 from scheduler.domain.job_state import JobState
+from scheduler.domain.scaling_curve import name_model
 from scheduler.domain.snapshot import Snapshot
+from scheduler.scheduling.allocation_spans import compute_span_changes
 from scheduler.scheduling.usage import compute_unsettled_usage, compute_usage_delta, sum_usage
 from tests.builders import GPU, a_fleet, a_job, a_snapshot
 
@@ -50,6 +52,21 @@ def test_unsettled_usage_is_computed_on_demand() -> None:
     assert compute_unsettled_usage(snapshot, 4010.0) == (UsageEntry(OWN, 20.0), UsageEntry(LENT, 10.0))
     assert compute_unsettled_usage(snapshot, 4010.0, from_s=4006.0) == (UsageEntry(OWN, 8.0), UsageEntry(LENT, 4.0))
     assert compute_unsettled_usage(snapshot, 3990.0) == (), "a clock that was set back takes nothing away"
+
+
+def test_usage_and_spans_name_the_model_that_a_job_trains() -> None:
+    profile = '{"layers": 1}'
+    specs: dict[str, dict[str, Any]] = {
+        "preset": {"model": "llama-2-7b", "global_batch": 8},
+        "own": {"profile_json": profile, "global_batch": 8},
+        "none": {},
+    }
+    jobs = [replace(adas(name), spec=replace(adas().spec, **fields)) for name, fields in specs.items()]
+    usage = compute_unsettled_usage(a_snapshot(FLEET, jobs), 4010.0)
+    assert {entry.key.model for entry in usage} == {"", "llama-2-7b", name_model("", profile)}
+    assert sum(entry.gpu_s for entry in usage) == 3 * 30.0
+    spans = compute_span_changes(a_snapshot(FLEET), a_snapshot(FLEET, jobs)).begun
+    assert {span.job_id: span.model for span in spans} == {job.id: job.spec.model_label for job in jobs}
 
 
 def test_owners_of_one_name_are_counted_apart() -> None:

@@ -40,7 +40,7 @@ def fleet() -> Snapshot:
 
 
 def build(snapshot: Snapshot, jobs: list[Job], readings: list[DemandReading]) -> RecordedPeriod:
-    return build_recorded_period(snapshot, jobs, {"inference": readings}, from_s=NOW_S - DAY_S)
+    return build_recorded_period(snapshot, jobs, {"inference": readings}, from_s=NOW_S - DAY_S, to_s=NOW_S)
 
 
 def test_files_are_valid_and_have_the_jobs_of_the_period() -> None:

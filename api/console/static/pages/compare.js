@@ -1,10 +1,11 @@
-// Comparison of up to four jobs: curves over steps, GPUs, cost, and plans.
+// Comparison of up to four jobs: curves over steps, GPUs, GPU time and cost by generation, and plans.
 
 import { get } from "../api.js";
 import { alignCurves, curveOf } from "../compare_series.js";
 import { problemNote } from "../dialogs.js";
-import { badge, card, el, empty, put, table } from "../dom.js";
+import { badge, card, el, empty, put, redraw, table } from "../dom.js";
 import { count, duration, figure, gpus, percent, plural, range } from "../format.js";
+import { costNotes, costRows, generationTable } from "../job_cost.js";
 import { labelChips } from "../label_chips.js";
 import { keepUp } from "../live.js";
 import { chart } from "../plotting.js";
@@ -29,12 +30,14 @@ export async function show(root, { query, signal }) {
   if (ids.length < 2) return put(body, card("No jobs", noJobs()));
   const refused = el("div", {});
   const facts = el("div", {});
+  const generations = el("div", {});
   const charts = el("div", { class: "halves" });
-  put(body, refused, facts, charts);
+  put(body, refused, facts, charts, generations);
   const plots = new Map();
   const refresh = async () => {
     const jobs = await Promise.all(ids.map((id) => compared(id, signal)));
-    put(facts, card("Jobs side by side", factsTable(jobs)));
+    put(facts, card("Jobs side by side", factsTable(jobs), costNotes(jobs.map((job) => job.cost))));
+    redraw(generations, JSON.stringify(jobs.map((job) => job.cost.generations)), () => generationCard(jobs));
     for (const [column, name, spec] of CURVES) {
       const data = alignCurves(jobs.map((job) => curveOf(job.samples, column)));
       if (!plots.has(column)) plots.set(column, plotOf(name, spec, jobs, signal));
@@ -55,8 +58,9 @@ const CURVES = [
 
 async function compared(id, signal) {
   const path = `/v1/jobs/${encodeURIComponent(id)}`;
-  const [job, history] = await Promise.all([get(path, { signal }), get(`${path}/history`, { signal })]);
-  return { ...job, samples: history.samples, allocations: history.allocations };
+  const ask = (part) => get(`${path}${part}`, { signal });
+  const [job, history, cost] = await Promise.all([ask(""), ask("/history"), ask("/cost")]);
+  return { ...job, cost, samples: history.samples, allocations: history.allocations };
 }
 
 function plotOf(name, spec, jobs, signal) {
@@ -74,7 +78,7 @@ function labels(jobs) {
   return new Set(names).size === names.length ? names : jobs.map((job) => job.id);
 }
 
-const ROWS = [
+const rowsOf = (costs) => [
   ["State", (job) => badge(job.state)],
   ["Queue", (job) => job.queue],
   ["Owner", (job) => job.owner || "none"],
@@ -85,8 +89,8 @@ const ROWS = [
   ["Steps", (job) => stepsOf(job.progress)],
   ["Last loss", (job) => figure(job.progress.loss)],
   ["Step time", (job) => duration(job.progress.step_time_s)],
-  ["GPU-hours", (job) => figure(job.account.gpu_s / HOUR_S)],
-  ["GPU-hours lost", (job) => lostOf(job.account)],
+  ...costRows(costs),
+  ["GPU-hours lost", (job) => lostOf(job)],
   ["Steps per GPU-hour", (job) => efficiency(job)],
   ["Time pending", (job) => duration(Math.round(job.account.waited_s))],
   ["Resizes", (job) => count(job.account.resizes)],
@@ -100,7 +104,8 @@ const ROWS = [
 function factsTable(jobs) {
   const names = labels(jobs);
   const columns = [["Figure"], ...jobs.map((job, at) => [el("a", { href: `#/jobs/${job.id}` }, names[at])])];
-  const shown = table("Jobs side by side", columns, ROWS.map(([name, of]) => [name, ...jobs.map(of)]));
+  const rows = rowsOf(jobs.map((job) => job.cost));
+  const shown = table("Jobs side by side", columns, rows.map(([name, of]) => [name, ...jobs.map(of)]));
   shown.classList.add("figure-rows");
   return shown;
 }
@@ -111,12 +116,18 @@ function stepsOf({ steps, steps_total: total, fraction }) {
   return total ? `${count(Math.floor(steps))} of ${count(total)}${share}` : count(Math.floor(steps));
 }
 
-function lostOf({ lost_gpu_s: lostS, gpu_s: wholeS }) {
+function lostOf({ account: { lost_gpu_s: lostS }, cost: { held_gpu_s: wholeS } }) {
   return lostS >= 1 ? `${figure(lostS / HOUR_S)} (${percent(lostS / wholeS)})` : "0";
 }
 
-function efficiency({ progress, account }) {
-  return progress.steps && account.gpu_s ? figure(progress.steps / (account.gpu_s / HOUR_S)) : "–";
+function efficiency({ progress, cost }) {
+  return progress.steps && cost.held_gpu_s ? figure(progress.steps / (cost.held_gpu_s / HOUR_S)) : "–";
+}
+
+function generationCard(jobs) {
+  const names = labels(jobs);
+  const tables = jobs.map((job, at) => el("div", {}, el("h3", {}, names[at]), generationTable(job.cost, names[at])));
+  return card("GPU time and cost by generation", el("div", { class: "halves" }, tables));
 }
 
 function noJobs() {

@@ -44,12 +44,13 @@ class JobPage {
   }
 
   async refresh() {
-    const job = await get(this.path, { signal: this.signal });
+    const ask = (part) => get(`${this.path}${part}`, { signal: this.signal });
+    const [job, cost] = await Promise.all([ask(""), ask("/cost")]);
     this.disabledReason = noChange(await whoAmI(), job);
     this.places ??= this.#frame(job);
     document.title = `${job.name}, ${job.state} · Ebbtide`;
     this.#drawHead(job);
-    put(this.places.figures, figures(job));
+    put(this.places.figures, figures(job, cost));
     put(this.places.stand, details(job));
     await Promise.all([this.#why(job), this.#plan(job), this.#events(), this.history.refresh(job)]);
   }

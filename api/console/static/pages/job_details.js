@@ -1,17 +1,22 @@
-// Key figures and details of a job: progress, remaining time, GPUs, and used and lost GPU time.
+// Key figures and details of a job: progress, remaining time, GPUs, used and lost GPU time, and cost.
 
 import { bar, card, el, facts, figureOf } from "../dom.js";
-import { bytes, count, duration, figure, gpus, gpuTime, percent, plural, range } from "../format.js";
+import { bytes, count, duration, figure, gpus, gpuTime, money, percent, plural, range } from "../format.js";
 import { labelChips } from "../label_chips.js";
 import { due, when } from "../times.js";
 
 const ENDED = ["succeeded", "failed", "cancelled"];
 const WAITS = ["queued", "planning", "submitted", "preempted"];
 
-/** Renders the key figures. */
-export function figures(job) {
+/**
+ * Renders the key figures.
+ * @param {any} job
+ * @param {any} spent cost of the job so far
+ */
+export function figures(job, spent) {
   const { progress } = job;
-  const now = accountNow(job);
+  const heldS = spent.held_gpu_s;
+  const lostS = job.account.lost_gpu_s;
   const isKnown = progress.steps !== null;
   const steps = isKnown ? count(Math.floor(progress.steps)) : "–";
   const length = progress.steps_total ? `of ${count(progress.steps_total)} steps` : "steps";
@@ -23,27 +28,29 @@ export function figures(job) {
   const speed = progress.samples_per_s === null ? "–" : figure(progress.samples_per_s);
   const leaving = job.gpus.releasing ? `, ${job.gpus.releasing} releasing` : "";
   const held = `range ${range(job.gpus.min, job.gpus.max, " to ")}${leaving}`;
-  const share = now.gpuS ? ` (${percent(now.lostS / now.gpuS)})` : "";
-  const hasLost = now.lostS >= 1; // sums of floats leave millionths of a second
-  const lost = hasLost ? `${gpuTime(now.lostS)} lost${share}` : "no work lost";
-  const cost = `${gpuTime(now.gpuS)}, ${lost}`;
+  const share = heldS ? ` (${percent(lostS / heldS)})` : "";
+  const hasLost = lostS >= 1; // sums of floats leave millionths of a second
+  const lost = hasLost ? `${gpuTime(lostS)} lost${share}` : "no work lost";
+  const used = `${gpuTime(heldS)}, ${lost}`;
   return el("dl", { class: "figures" }, [
     figureOf(job.state, "Steps done", steps, isKnown ? length : "not reported", el("span", {}, left ?? ended)),
     figureOf("training", "GPUs", count(job.gpus.target), "", held),
     figureOf("inference", "Throughput", speed, speed === "–" ? "" : "samples/s", loss),
-    figureOf(hasLost ? "recalled" : "idle", "Time pending", duration(Math.round(now.waitedS)), "", cost),
+    figureOf(hasLost ? "recalled" : "idle", "Time pending", duration(Math.round(waitedNow(job))), "", used),
+    spent.amounts && costFigure(spent),
   ]);
 }
 
-/** Extrapolates the account, which is as of the last change, to now. */
-function accountNow({ account, state, intent, gpus: held }) {
-  const sinceS = ENDED.includes(state) ? 0 : Math.max(0, Date.now() / 1000 - account.settled_at_s);
+function costFigure({ amounts, currency, unpriced }) {
+  const onLoan = `${money(amounts.on_loan, currency)} of it on loan`;
+  const without = unpriced.length > 0 && `, without ${unpriced.join(", ")}`;
+  return figureOf("lent", "Cost so far", money(amounts.used, currency), "", el("span", {}, onLoan, without));
+}
+
+/** Extrapolates the time pending, which is as of the last change, to now. */
+function waitedNow({ account, state, intent }) {
   const isWaiting = WAITS.includes(state) && intent === "run";
-  return {
-    waitedS: account.waited_s + (isWaiting ? sinceS : 0),
-    gpuS: account.gpu_s + sinceS * (held.target + held.releasing),
-    lostS: account.lost_gpu_s,
-  };
+  return account.waited_s + (isWaiting ? Math.max(0, Date.now() / 1000 - account.settled_at_s) : 0);
 }
 
 export function details(job) {

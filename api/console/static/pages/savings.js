@@ -2,9 +2,10 @@
 
 import { actionButton } from "../actions.js";
 import { get, raw, withSession } from "../api.js";
+import { downloadBlob } from "../csv_text.js";
 import { problemNote } from "../dialogs.js";
 import { card, el, empty, figureOf, put, redraw, table } from "../dom.js";
-import { count, duration, figure, percent, plural } from "../format.js";
+import { count, duration, figure, money, percent, plural } from "../format.js";
 import { keepUp } from "../live.js";
 import { may, whoAmI } from "../permissions.js";
 import { contextOf, drawBars, pictureOf } from "../savings_chart.js";
@@ -21,10 +22,13 @@ import {
 } from "../savings_figures.js";
 import { onTheme } from "../theme.js";
 import { when } from "../times.js";
+import { DailyComparisons } from "./savings_days.js";
 
 const DAY_S = 86400;
 const HOUR_S = 3600;
 const CHART_PX = 260;
+const DAYS_EVERY_MS = 300_000;
+const UNNAMED = { model: "not stated" };
 const ROWS_MAX = 200;
 const VARIANTS = {
   today: "As today",
@@ -45,14 +49,16 @@ class SavingsPage {
   again = () => {}; // set once the page refreshes itself
   bars = [];
   canvas = null;
+  daysRead = null;
 
   constructor(root, choice, signal) {
     this.choice = choice;
     this.signal = signal;
-    const names = ["problem", "figures", "chart", "rows", "comparison"];
+    const names = ["problem", "figures", "chart", "rows", "comparison", "days"];
     this.places = Object.fromEntries(names.map((name) => [name, el("div")]));
     const heading = el("div", { class: "head" }, el("h1", { class: "grow" }, "Savings"), this.#choices());
     put(root, heading, el("div", { class: "stack" }, names.map((name) => this.places[name])));
+    this.days = new DailyComparisons(this.places.days, signal, (error) => this.failed(error));
     addEventListener("resize", () => this.#drawCanvas(), { signal });
     onTheme(() => this.#drawCanvas(), signal);
   }
@@ -61,10 +67,11 @@ class SavingsPage {
     const { signal, choice } = this;
     const from = String(Math.floor(Date.now() / 1000) - choice.days * DAY_S);
     const ask = (by) => get("/v1/savings", { query: { from, by }, signal });
-    const [byDay, byChoice, comparison, who] = await Promise.all([
+    const [byDay, byChoice, comparison, days, who] = await Promise.all([
       ask("day"),
       choice.by === "day" ? null : ask(choice.by),
-      loadComparison(signal),
+      readable(get("/v1/savings/comparison", { signal })),
+      this.#loadDays(from),
       whoAmI(),
     ]);
     if (choice !== this.choice) return this.again();
@@ -73,7 +80,18 @@ class SavingsPage {
     this.#drawChart(byDay);
     put(this.places.rows, rowCard(byChoice ?? byDay, () => this.#saveTable()));
     this.#drawComparison(comparison, who);
+    this.days.update(days, from);
     return undefined;
+  }
+
+  /** Days change once a day, so they are read seldom. */
+  async #loadDays(from) {
+    const { days } = this.choice;
+    const isFresh = this.daysRead?.days === days && performance.now() - this.daysRead.atMs < DAYS_EVERY_MS;
+    if (isFresh) return this.daysRead.view;
+    const view = await readable(get("/v1/savings/comparison/days", { query: { from }, signal: this.signal }));
+    this.daysRead = { days, atMs: performance.now(), view };
+    return view;
   }
 
   failed(error) {
@@ -124,7 +142,7 @@ class SavingsPage {
   async #savePicture() {
     const { from_s: fromS, to_s: toS } = this.report;
     const name = `GPU-hours by day, ${dates.format(1000 * fromS)} to ${dates.format(1000 * (toS - 1))}`;
-    save(await pictureOf(this.bars, name), "savings.png");
+    downloadBlob("savings.png", await pictureOf(this.bars, name));
   }
 
   async #saveTable() {
@@ -134,7 +152,7 @@ class SavingsPage {
     try {
       const headers = { Accept: "text/csv" };
       const answer = await withSession(() => raw("GET", `/v1/savings?${query}`, { signal, headers }));
-      save(await answer.blob(), "savings.csv");
+      downloadBlob("savings.csv", await answer.blob());
     } catch (error) {
       this.failed(error);
     }
@@ -168,10 +186,10 @@ const COMPARE = {
   done: "The comparison is being computed.",
 };
 
-/** Returns the comparison, or null if the caller may not read all queues. */
-async function loadComparison(signal) {
+/** Returns the answer, or null if the caller may not read all queues. */
+async function readable(answer) {
   try {
-    return await get("/v1/savings/comparison", { signal });
+    return await answer;
   } catch (error) {
     if (error.status === 403) return null;
     throw error;
@@ -187,7 +205,7 @@ function figures(report) {
   const { total } = report;
   const hours = hoursOf(total);
   const amounts = total.amounts;
-  const money = (value) => (amounts && value !== null ? formatAmount(value, report.currency) : null);
+  const amountOf = (value) => (amounts && value !== null ? money(value, report.currency) : null);
   const unknown = "not recorded in this time";
   const shareOfLent = hours.recoveredShare === null ? null : `${percent(hours.recoveredShare)} of lent GPU time`;
   const shareOfUse = hours.used ? `${percent(hours.lost / hours.used)} of use` : null;
@@ -198,11 +216,12 @@ function figures(report) {
     figureOf("lent", "Lent to training", figure(hours.lent), "GPU-hours",
       hours.lent === null ? unknown : "used and idle"),
     figureOf("succeeded", "Recovered", figure(hours.recovered), "GPU-hours",
-      below(money(amounts?.on_loan), shareOfLent)),
-    figureOf("running", "Used in total", figure(hours.used), "GPU-hours", below(money(amounts?.used), "own and lent")),
-    figureOf("failed", "Work lost", figure(hours.lost), "GPU-hours", below(money(amounts?.lost), shareOfUse)),
+      below(amountOf(amounts?.on_loan), shareOfLent)),
+    figureOf("running", "Used in total", figure(hours.used), "GPU-hours",
+      below(amountOf(amounts?.used), "own and lent")),
+    figureOf("failed", "Work lost", figure(hours.lost), "GPU-hours", below(amountOf(amounts?.lost), shareOfUse)),
     figureOf("queued", "Idle while jobs waited", figure(hours.idleWaiting), "GPU-hours",
-      hours.idleWaiting === null ? unknown : below(money(amounts?.idle_waiting), "training and lent nodes")),
+      hours.idleWaiting === null ? unknown : below(amountOf(amounts?.idle_waiting), "training and lent nodes")),
   );
 }
 
@@ -232,14 +251,14 @@ function legend() {
 
 function rowCard(report, saveTable) {
   const [name] = DIMENSIONS.find(([, value]) => value === report.by);
-  const heading = `By ${name === "GPU model" ? name : name.toLowerCase()}`;
+  const heading = `By ${name.startsWith("GPU") ? name : name.toLowerCase()}`;
   if (!report.items.length) return card(heading, empty("No GPU time in this time", "Choose a longer time above."));
   const isDay = report.by === "day";
   const items = isDay ? [...report.items].reverse() : [...report.items].sort((a, b) => b.gpu_s - a.gpu_s);
   const hours = (gpuS) => figure(toHours(gpuS));
-  const amount = (value) => formatAmount(value, report.currency);
+  const amount = (value) => money(value, report.currency);
   const rows = items.slice(0, ROWS_MAX).map((row) => [
-    isDay ? dates.format(1000 * row.day) : row[report.by] || "–",
+    isDay ? dates.format(1000 * row.day) : row[report.by] || UNNAMED[report.by] || "–",
     hours(row.gpu_s),
     hours(row.own_gpu_s),
     hours(row.lent_gpu_s),
@@ -307,19 +326,6 @@ const ROWS = [
   ["Inference short because of loans", (each) => percent(each.short_ratio)],
 ];
 
-function formatAmount(value, currency) {
-  const digits = Math.abs(value) < 100 ? 2 : 0;
-  const options = { style: "currency", currency, minimumFractionDigits: digits, maximumFractionDigits: digits };
-  return new Intl.NumberFormat("en", /** @type {any} */ (options)).format(value);
-}
-
 function sentence(text) {
   return text[0].toUpperCase() + text.slice(1);
-}
-
-/** Saves a file through the browser. */
-function save(blob, name) {
-  const link = el("a", { href: URL.createObjectURL(blob), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }

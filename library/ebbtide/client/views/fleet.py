@@ -313,6 +313,61 @@ class ProblemsView(TypedDict):
     severities: dict[str, int]
 
 
+class AmountsView(TypedDict):
+    """GPU-hours times prices, in the currency of the report. GPU models without a price count as nothing."""
+
+    idle_waiting: float | None
+    lost: float
+    on_loan: float
+    used: float
+
+
+class SavingsRowView(TypedDict):
+    """Sums for one value of the requested dimension."""
+
+    amounts: AmountsView | None
+    day: NotRequired[int]
+    gpu: NotRequired[str]
+    gpu_s: float
+    hour: NotRequired[int]
+    idle_waiting_gpu_s: float | None
+    lent_gpu_s: float
+    lent_idle_gpu_s: float | None
+    lost_gpu_s: float
+    model: NotRequired[str]
+    own_gpu_s: float
+    owner: NotRequired[str]
+    owner_id: NotRequired[str]
+    queue: NotRequired[str]
+
+
+class SavingsSumsView(TypedDict):
+    """Sums of GPU time that jobs held, and that lent or own GPUs were idle."""
+
+    amounts: AmountsView | None
+    gpu_s: float
+    idle_waiting_gpu_s: float | None
+    lent_gpu_s: float
+    lent_idle_gpu_s: float | None
+    lost_gpu_s: float
+    own_gpu_s: float
+
+
+class SavingsReportView(TypedDict):
+    """GPU time by one dimension, with amounts."""
+
+    as_of_s: float
+    by: str
+    currency: str | None
+    from_s: int
+    items: list[SavingsRowView]
+    prices: dict[str, float]
+    recorded_since_s: int | None
+    to_s: int
+    total: SavingsSumsView
+    unpriced: list[str]
+
+
 class UsageRowView(TypedDict):
     """Sums for one combination of the requested dimensions."""
 
@@ -322,6 +377,7 @@ class UsageRowView(TypedDict):
     hour: NotRequired[int]
     lent_gpu_s: float
     lost_gpu_s: float
+    model: NotRequired[str]
     own_gpu_s: float
     owner: NotRequired[str]
     owner_id: NotRequired[str]

@@ -402,6 +402,42 @@ class EventView(TypedDict):
     subject: str
 
 
+class JobAmountsView(TypedDict):
+    """GPU-hours times prices, in the currency of the response. GPU models without a price count as nothing."""
+
+    on_loan: float
+    used: float
+
+
+class GenerationCostView(TypedDict):
+    """GPU time of one generation: from one change of the job's GPUs or plan to the next."""
+
+    amounts: JobAmountsView | None
+    begin_s: float
+    end_s: float | None
+    generation: int
+    gpu_s: float
+    gpus: list[str]
+    lent_gpu_s: float
+    own_gpu_s: float
+
+
+class JobCostView(TypedDict):
+    """Cost of a job so far."""
+
+    amounts: JobAmountsView | None
+    as_of_s: float
+    currency: str | None
+    generations: list[GenerationCostView]
+    gpu_s: float
+    held_gpu_s: float
+    job_id: str
+    lent_gpu_s: float
+    own_gpu_s: float
+    unpriced: list[str]
+    unrecorded_gpu_s: float
+
+
 class AllocationView(TypedDict):
     """The GPUs and the plan that the job was given at `at_s`."""
 
