@@ -71,7 +71,7 @@ QUERIES = {
     ),
     "label of older jobs": JobQuery(selector=parse_selector("age=older")),
     "without a rare label": JobQuery(selector=parse_selector("tier!=rare,!urgent")),
-    "label that no job has": JobQuery(selector=parse_selector("team=nobody")),
+    "label that no job has": JobQuery(selector=parse_selector("team=unknown")),
 }
 
 

@@ -125,7 +125,7 @@ class JobSpec:
 
     @property
     def model_label(self) -> str:
-        """What the job trains: its model, or a short digest of its own profile. Empty: the job states neither."""
+        """The model that the job trains, or a short digest of its own profile. Empty: the job states neither."""
         return name_model(self.model, self.profile_json) if self.has_profile else ""
 
     @property

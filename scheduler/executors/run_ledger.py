@@ -1,7 +1,7 @@
 """Bookkeeping of runs whose ranks are started by remote agents: what has begun, must be killed, and has ended.
 
 The records are in the run log, where the API finds them for the agents. Starting the ranks of a generation is recorded
-before any agent may start them, so it happens once, whoever leads.
+before any agent may start them, so it happens once, under any leader.
 """
 
 from __future__ import annotations

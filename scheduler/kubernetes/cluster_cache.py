@@ -42,7 +42,7 @@ from scheduler.kubernetes.spec_commands import ClusterResources
 
 
 class PodIdentity(Protocol):
-    """What identifies a pod."""
+    """Identity of a pod."""
 
     @property
     def namespace(self) -> str: ...

@@ -2,7 +2,7 @@
 
 Level-triggered: each converge computes and takes the missing steps. Steps that free GPUs are taken at once, starts in
 batches, so that hundreds of starts do not delay the next tick. All state is in the store or the cluster. Starting the
-ranks of a generation is recorded in the run log first, so that it happens once, whoever leads.
+ranks of a generation is recorded in the run log first, so that it happens once, under any leader.
 """
 
 from __future__ import annotations
