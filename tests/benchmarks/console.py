@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -64,20 +65,25 @@ _WATCH = """() => {
 
 def rows() -> Iterator[tuple[str, str, str]]:
     """Return (name, target, measured)."""
+    with TemporaryDirectory() as folder, launched_chromium() as browser:
+        with closing(large_site(Path(folder))) as site:
+            yield from _rows(site, browser)
+        with closing(build_site_with_history(Path(folder))) as site:
+            yield from _page_rows(site, browser)
+
+
+@contextmanager
+def launched_chromium() -> Iterator[Browser]:
+    """Run Chromium. Raises FileNotFoundError if it is not installed."""
     chromium = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if chromium is None:
         raise FileNotFoundError(2, "not installed", "chromium")
-    with TemporaryDirectory() as folder, sync_playwright() as playwright:
-        site = large_site(Path(folder))
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         try:
-            yield from _rows(site, browser)
-            site.close()
-            site = build_site_with_history(Path(folder))
-            yield from _page_rows(site, browser)
+            yield browser
         finally:
             browser.close()
-            site.close()
 
 
 def build_site_with_history(folder: Path) -> ConsoleSite:

@@ -7,21 +7,21 @@ this process except the one that commits, less what the same API costs without a
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from playwright.sync_api import Browser, CDPSession, sync_playwright
+from playwright.sync_api import Browser, CDPSession
 
 from scheduler.domain.events import Event, EventCode
 from scheduler.domain.fleet import NodeState
 from scheduler.domain.job_state import JobState
 from scheduler.store.protocol import Commit
-from tests.benchmarks.console import build_site_with_history
+from tests.benchmarks.console import build_site_with_history, launched_chromium
 from tests.console.console_site import ConsoleSite
 
 HOUR_S, SETTLED_S, WITHOUT_S = 3600.0, 600.0, 300.0
@@ -32,17 +32,12 @@ PAGES = ("", "jobs")
 
 def rows() -> Iterator[tuple[str, str, str]]:
     """Return (name, target, measured)."""
-    chromium = shutil.which("chromium-headless-shell") or shutil.which("chromium")
-    if chromium is None:
-        raise FileNotFoundError(2, "not installed", "chromium")
-    with TemporaryDirectory() as folder, sync_playwright() as playwright:
-        site = build_site_with_history(Path(folder))
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        try:
-            yield from _rows(site, browser)
-        finally:
-            browser.close()
-            site.close()
+    with (
+        TemporaryDirectory() as folder,
+        launched_chromium() as browser,
+        closing(build_site_with_history(Path(folder))) as site,
+    ):
+        yield from _rows(site, browser)
 
 
 def _rows(site: ConsoleSite, browser: Browser) -> Iterator[tuple[str, str, str]]:

@@ -1,7 +1,7 @@
 // Chart of the daily comparisons: one line for each variant. It is a canvas: the page and the PNG file share the code.
 
 import { VARIANTS, largestOf, positionOf, runsOf } from "./comparison_series.js";
-import { FONT, contextOf, drawAxis } from "./savings_chart.js";
+import { FONT, drawAxis, drawPicture } from "./savings_chart.js";
 import { ticksOf } from "./savings_figures.js";
 import { colour } from "./theme.js";
 
@@ -16,7 +16,7 @@ const dates = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short",
  * Draws the lines into a rectangle of the canvas, and marks days that failed, were skipped or are missing below them.
  * @param {CanvasRenderingContext2D} context
  * @param {import("./comparison_series.js").Series} series
- * @param {{x: number, y: number, width: number, height: number}} area
+ * @param {import("./savings_chart.js").Area} area
  */
 export function drawLines(context, { days, states, lines }, area) {
   const plot = {
@@ -87,14 +87,13 @@ function drawRing(context, x, y) {
  * @returns {Promise<Blob>}
  */
 export function pictureOfDays(series, title) {
-  const [width, height] = [1200, 560];
-  const canvas = document.createElement("canvas");
-  const context = contextOf(canvas, width, height, 2);
-  context.fillStyle = colour("surface");
-  context.fillRect(0, 0, width, height);
-  context.fillStyle = colour("text");
-  context.font = `600 18px ${FONT}`;
-  context.fillText(title, 24, 38);
+  return drawPicture(title, (context, area) => {
+    drawLegend(context);
+    drawLines(context, series, area);
+  });
+}
+
+function drawLegend(context) {
   context.font = `13px ${FONT}`;
   let left = 24;
   for (const [label, , name, dash] of VARIANTS) {
@@ -110,6 +109,4 @@ export function pictureOfDays(series, title) {
     left += 34 + context.measureText(label).width + 26;
   }
   context.setLineDash([]);
-  drawLines(context, series, { x: 12, y: 84, width: width - 36, height: height - 100 });
-  return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
 }

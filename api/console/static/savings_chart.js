@@ -13,13 +13,14 @@ const numbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 
 /**
  * @typedef {{dayS: number, parts: number[], idleWaiting: number}} Bar
+ * @typedef {{x: number, y: number, width: number, height: number}} Area
  */
 
 /**
  * Draws the bars into a rectangle of the canvas.
  * @param {CanvasRenderingContext2D} context
  * @param {Bar[]} bars
- * @param {{x: number, y: number, width: number, height: number}} area
+ * @param {Area} area
  */
 export function drawBars(context, bars, area) {
   const plot = {
@@ -152,6 +153,19 @@ export function contextOf(canvas, width, height, ratio = devicePixelRatio || 1) 
  * @returns {Promise<Blob>}
  */
 export function pictureOf(bars, title) {
+  return drawPicture(title, (context, area) => {
+    drawLegend(context, { x: 24, y: 58 });
+    drawBars(context, bars, area);
+  });
+}
+
+/**
+ * Draws a picture with a title for a file. The legend has its place between the title and the area of the chart.
+ * @param {string} title
+ * @param {(context: CanvasRenderingContext2D, area: Area) => void} draw
+ * @returns {Promise<Blob>}
+ */
+export function drawPicture(title, draw) {
   const [width, height] = [1200, 560];
   const canvas = document.createElement("canvas");
   const context = contextOf(canvas, width, height, 2);
@@ -160,7 +174,6 @@ export function pictureOf(bars, title) {
   context.fillStyle = colour("text");
   context.font = `600 18px ${FONT}`;
   context.fillText(title, 24, 38);
-  drawLegend(context, { x: 24, y: 58 });
-  drawBars(context, bars, { x: 12, y: 84, width: width - 36, height: height - 100 });
+  draw(context, { x: 12, y: 84, width: width - 36, height: height - 100 });
   return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
 }
