@@ -20,7 +20,7 @@ WORDS: list[tuple[str, str, dict[str, object] | None, str]] = [
     ("POST", "/v1/jobs", {**JOB, "model": "gpt2"}, "globalBatch: got nothing; allowed: at least 1: a job with a model"),
     ("POST", "/v1/jobs", {**JOB, "deadline": "soon"}, 'deadline: got "soon"'),
     ("PATCH", "/v1/jobs/{job}", {"gpus": {"max": 0}}, "gpus.max: got 0; allowed: greater than or equal to 1"),
-    ("PATCH", "/v1/jobs/{job}", {}, "at least one of gpus, queue and priority"),
+    ("PATCH", "/v1/jobs/{job}", {}, "at least one of gpus, queue, priority and labels"),
     ("GET", "/v1/jobs?state=runing", None, 'state: got "runing"; allowed: one or more of submitted, planning,'),
     ("GET", "/v1/jobs?state=runing", None, "did you mean 'running'?"),
     ("GET", "/v1/loans?state=recaled", None, "did you mean 'recalled'?"),
