@@ -25,8 +25,8 @@ from tests.distribution.wheels import (
 )
 
 SERVER_PACKAGES = ("api", "baselines", "cli", "scheduler")
-NOT_INSTALLED = {"package.json", "package-lock.json", "tsconfig.json", "globals.d.ts", "responses.d.ts", "api.d.ts"}
-"""Files in packages that only the build and the type check of the console read."""
+NOT_INSTALLED = {"package.json", "package-lock.json", "tsconfig.json"}
+"""Files that only the build of the console reads. So does the folder `types`, for its type check."""
 CHARTS = ROOT / "api" / "console" / "node_modules" / "uplot"
 OLDEST = {"anyio": "3.6.2", "httpx": "0.23.3", "httpx-sse": "0.3.1", "tenacity": "8.2.0"}
 """The lower ends of the ranges. An environment with them must keep them."""
@@ -53,7 +53,7 @@ def read_metadata(wheels: Path, name: str) -> Message:
 def list_sources(folder: Path) -> Iterator[str]:
     """Yield the files of a package. Links to folders are followed, so exported assets are among them."""
     for path in folder.iterdir():
-        if path.is_dir() and path.name not in ("__pycache__", "node_modules"):
+        if path.is_dir() and path.name not in ("__pycache__", "node_modules", "types"):
             yield from list_sources(path)
         elif path.is_file() and path.name not in NOT_INSTALLED:
             yield str(path.relative_to(ROOT))
