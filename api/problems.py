@@ -35,17 +35,10 @@ LISTED_PER_CODE_MAX = 100
 RESOLVED_MAX = 1000
 
 
-class ProblemView(TypedDict):
-    """One problem of one subject."""
+class ProblemSubjectView(TypedDict):
+    """Kind and subject of a problem."""
 
     code: Annotated[ProblemCode, Field(description="Kind of the problem, one word for comparison.")]
-    severity: Annotated[
-        Severity,
-        Field(
-            description="`critical`: a promise to inference is broken, or nothing is scheduled. `warning`: work or "
-            "capacity is being lost. `notice`: a state that may have been forgotten."
-        ),
-    ]
     kind: Annotated[
         SubjectKind,
         Field(description="Whether the subject is a job, node, pool, queue, machine or webhook, or the service."),
@@ -53,6 +46,18 @@ class ProblemView(TypedDict):
     subject: Annotated[
         str,
         Field(description="Id of the job or webhook, or name of the pool, node, machine or queue. Empty: the service."),
+    ]
+
+
+class ProblemView(ProblemSubjectView):
+    """One problem of one subject."""
+
+    severity: Annotated[
+        Severity,
+        Field(
+            description="`critical`: a promise to inference is broken, or nothing is scheduled. `warning`: work or "
+            "capacity is being lost. `notice`: a state that may have been forgotten."
+        ),
     ]
     pool: Annotated[
         str, Field(description="Pool whose GPUs it concerns. Empty: a job, a queue, a webhook or the whole service.")
@@ -68,20 +73,11 @@ class ProblemView(TypedDict):
     runbook: Annotated[str, Field(description="Path of the section of the runbook about this code.")]
 
 
-class ResolvedProblemView(TypedDict):
+class ResolvedProblemView(ProblemSubjectView):
     """A problem that has ended, as the leading controller recorded it."""
 
     id: Annotated[str, Field(description="Unique label.")]
-    code: Annotated[ProblemCode, Field(description="Kind of the problem, one word for comparison.")]
     severity: Annotated[Severity, Field(description="Its severity when it was at its worst.")]
-    kind: Annotated[
-        SubjectKind,
-        Field(description="Whether the subject is a job, node, pool, queue, machine or webhook, or the service."),
-    ]
-    subject: Annotated[
-        str,
-        Field(description="Id of the job or webhook, or name of the pool, node, machine or queue. Empty: the service."),
-    ]
     pool: Annotated[
         str, Field(description="Pool whose GPUs it concerned. Empty: a job, a queue, a webhook or the whole service.")
     ]
